@@ -17,6 +17,9 @@ type Operation struct {
 	// as fault.Busy; 0 for an operation that ends with its request.
 	Joins time.Duration
 
+	// Before is what the host that is asked sees to before it does the operation.
+	Before Before
+
 	// Names gives the hosts that an input names; nil where inputs name none.
 	Names func(in any) Named
 	// NewRequest makes the empty body of a request, to be decoded into; Pack fills one, and
@@ -27,6 +30,26 @@ type Operation struct {
 	// NewAnswer makes the empty answer, to be decoded into; Answer is what was decoded.
 	NewAnswer func() any
 	Answer    func(decoded any) any
+}
+
+// Before is what a host sees to before it does an operation, in the order of the fields. No handler
+// does it by itself.
+type Before struct {
+	// Lock: the operations on one instance come one after another.
+	Lock bool
+	// Stops: the undo ends an operation that is at work, as one that makes disks or runs hooks. The
+	// operation can be ended before it is seen whether the undo has come.
+	Stops bool
+	// Step is under what the undo writes a tombstone; the operation is refused after that. Empty for
+	// an operation that looks by itself, or has no undo.
+	Step string
+	// Manage: refused on a host that only observes, unless this attempt has had it done. Undos and
+	// what follows a commit do not ask: a migration that has begun ends, whatever the mode is by then.
+	Manage bool
+
+	// Undoes is the step that this operation undoes: the host writes the tombstone, ends what is at
+	// work, and takes the lock. The other fields are empty then.
+	Undoes string
 }
 
 // Access says what an operation is to the host that is asked, and so which other host may ask for it.

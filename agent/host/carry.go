@@ -37,11 +37,6 @@ type carriedVolumes struct {
 // readVolumes does operation.ReadVolumes.
 func (h *Host) readVolumes(ctx context.Context, ref migration.Ref) (migration.VolumeChanges, error) {
 	var v migration.VolumeChanges
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return v, err
-	}
-	defer unlock()
 	if err := h.offForMove(ctx, ref); err != nil {
 		return v, err
 	}
@@ -336,14 +331,6 @@ func diskStays(target, path, host, why string) fault.Reason {
 
 // carryVolumes does operation.CarryVolumes.
 func (h *Host) carryVolumes(ctx context.Context, ref migration.Ref, v migration.VolumeChanges) error {
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if err := h.late(ref, stepReturn); err != nil {
-		return err
-	}
 	if h.accepted(ref) {
 		return nil
 	}

@@ -21,7 +21,6 @@ type (
 )
 
 const (
-	stepApplyChange  = change.StepApply
 	stepKeepUnchange = change.StepKeepUnapply
 	memoryChange     = change.Memory
 )
@@ -40,8 +39,6 @@ func (h *Host) newChanges() *change.Changes {
 
 // changedGuests implements change.Guests.
 type changedGuests struct{ h *Host }
-
-func (g changedGuests) Managing() error { return g.h.managing("") }
 
 func (g changedGuests) Inspect(ctx context.Context, instance string) (migration.Guest, error) {
 	return g.h.inspect(ctx, instance)

@@ -6,6 +6,7 @@ import (
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -44,31 +45,23 @@ func claimKind(migrationType string) (claims.Kind, error) {
 	return "", fault.New(fault.Invalid, "migration_type %q is unknown", migrationType)
 }
 
-// claimCounted does operation.Claim.
-func (h *Host) claimCounted(ctx context.Context, ref migration.Ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
+// claimAny does operation.Claim.
+func (h *Host) claimAny(ctx context.Context, ref migration.Ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
 	a, err := h.claim(ctx, ref, c, nil)
-	if err == nil {
-		// Outside of the instance's turn, and after the claim: what it holds is what it
-		// was given.
-		a.Allocations, err = h.countedOn(ctx, Allocation{Consumer: ref.Instance, Resources: a.Resources, Assignment: a.Assignment})
-	}
+	return a, wrap(err, "claim %s on %s", c.Guest.Name, h.o.Name)
+}
+
+// countClaim adds where a claim is counted. Without the instance's lock, and after the claim: what it holds
+// is what it was given.
+func (h *Host) countClaim(ctx context.Context, ref migration.Ref, c migration.ClaimRequest, a migration.ClaimAnswer) (migration.ClaimAnswer, error) {
+	var err error
+	a.Allocations, err = h.countedOn(ctx, Allocation{Consumer: ref.Instance, Resources: a.Resources, Assignment: a.Assignment})
 	return a, wrap(err, "claim %s on %s", c.Guest.Name, h.o.Name)
 }
 
 // claim holds what is asked for, in the place that is found where the guest runs
-// already; nil for one that is chosen.
+// already; nil for one that is chosen. The caller has the instance's lock.
 func (h *Host) claim(ctx context.Context, ref migration.Ref, c migration.ClaimRequest, found *topology.Assignment) (migration.ClaimAnswer, error) {
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return migration.ClaimAnswer{}, err
-	}
-	defer unlock()
-	if err := h.managing(""); err != nil {
-		return migration.ClaimAnswer{}, err
-	}
-	if err := h.late(ref, stepClaim); err != nil {
-		return migration.ClaimAnswer{}, err
-	}
 	kind, err := claimKind(c.Kind)
 	if err != nil {
 		return migration.ClaimAnswer{}, err
@@ -83,7 +76,7 @@ func (h *Host) claim(ctx context.Context, ref migration.Ref, c migration.ClaimRe
 	mc := ledgerContext(ref, c.Context)
 	got, err := h.tracker.Claim(ctx, claims.Request{
 		Owner: ownerOf(ref, kind), Resources: c.Context.NewResources, Topology: c.Context.NewTopology, PCI: c.Context.NewPCIRequests,
-		Found: found, Step: stepClaim, Context: &mc, Lease: c.Lease, MaxInbound: bound,
+		Found: found, Step: operation.StepClaim, Context: &mc, Lease: c.Lease, MaxInbound: bound,
 	})
 	if err != nil {
 		return migration.ClaimAnswer{}, err
@@ -148,7 +141,7 @@ func (h *Host) abortClaim(ctx context.Context, ref migration.Ref) error {
 	}
 	// Buried before the lock: a claim that is being made meanwhile is aborted
 	// below, and none can follow it.
-	if err := h.tracker.Bury(ctx, at(ref, stepClaim)); err != nil {
+	if err := h.tracker.Bury(ctx, at(ref, operation.StepClaim)); err != nil {
 		return err
 	}
 	unlock, err := h.lock(ctx, ref.Instance)
@@ -169,9 +162,9 @@ func (h *Host) abortClaim(ctx context.Context, ref migration.Ref) error {
 		if _, exists, err := h.domain(ctx, ref.Instance); err != nil {
 			return err
 		} else if exists && c.State == claims.Arriving {
-			return fault.New(fault.Busy, "a copy of the guest is still here: roll back %s first", stepPrepare)
+			return fault.New(fault.Busy, "a copy of the guest is still here: roll back %s first", operation.StepPreLiveMigration)
 		}
-		if err := h.tracker.Abort(ctx, at(ref, stepClaim)); err != nil {
+		if err := h.tracker.Abort(ctx, at(ref, operation.StepClaim)); err != nil {
 			return err
 		}
 	}
@@ -189,7 +182,7 @@ func (h *Host) changes(ref migration.Ref) bool {
 // the guest uses it.
 func (h *Host) abortChange(ctx context.Context, ref migration.Ref) error {
 	// Buried before the lock: see abortClaim.
-	if err := h.tracker.Bury(ctx, at(ref, stepClaim)); err != nil {
+	if err := h.tracker.Bury(ctx, at(ref, operation.StepClaim)); err != nil {
 		return err
 	}
 	unlock, err := h.lock(ctx, ref.Instance)
@@ -204,7 +197,7 @@ func (h *Host) abortChange(ctx context.Context, ref migration.Ref) error {
 	if err := h.tracker.ForgetMigration(ctx, ref.Migration); err != nil {
 		return err
 	}
-	return h.tracker.Abort(ctx, at(ref, stepClaim))
+	return h.tracker.Abort(ctx, at(ref, operation.StepClaim))
 }
 
 // arrived reports whether the token is here and this migration has, or may have,
@@ -227,17 +220,6 @@ func (h *Host) arrived(ref migration.Ref) bool {
 
 // recordContext does operation.RecordContext.
 func (h *Host) recordContext(ctx context.Context, ref migration.Ref, c migration.Context) error {
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if err := h.managing(""); err != nil {
-		return err
-	}
-	if err := h.late(ref, stepContext); err != nil {
-		return err
-	}
 	inst, ok := h.tracker.Instance(ref.Instance)
 	if !ok {
 		return fault.New(fault.NotFound, "instance %s is not in the ledger", ref.Instance)
@@ -254,13 +236,13 @@ func (h *Host) recordContext(ctx context.Context, ref migration.Ref, c migration
 		}
 		defer done()
 	}
-	return h.tracker.RecordContext(ctx, at(ref, stepContext), ledgerContext(ref, c))
+	return h.tracker.RecordContext(ctx, at(ref, operation.StepContext), ledgerContext(ref, c))
 }
 
 // dropContext does operation.DropContext. It is the last undo on a source, and takes along what the
 // stream of this attempt remembered.
 func (h *Host) dropContext(ctx context.Context, ref migration.Ref) error {
-	if err := h.tracker.Bury(ctx, at(ref, stepContext)); err != nil {
+	if err := h.tracker.Bury(ctx, at(ref, operation.StepContext)); err != nil {
 		return err
 	}
 	unlock, err := h.lock(ctx, ref.Instance)
@@ -278,5 +260,5 @@ func (h *Host) dropContext(ctx context.Context, ref migration.Ref) error {
 	if err := h.forgetStream(ctx, ref); err != nil {
 		return err
 	}
-	return h.tracker.DropContext(ctx, at(ref, stepContext))
+	return h.tracker.DropContext(ctx, at(ref, operation.StepContext))
 }

@@ -15,11 +15,6 @@ import (
 
 // cleanUpSource does operation.CleanUpSource.
 func (h *Host) cleanUpSource(ctx context.Context, ref migration.Ref) error {
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	c, ok := h.tracker.Committed(ref.Migration)
 	_, moving := h.tracker.Context(ref.Migration)
 	if _, known := h.tracker.Instance(ref.Instance); !ok && !known && !moving {

@@ -13,11 +13,6 @@ import (
 // confirmSource does operation.ConfirmSource. The guest's record goes last but for the memories:
 // while it is here a confirmation that broke off is repeated.
 func (h *Host) confirmSource(ctx context.Context, ref migration.Ref) error {
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	inst, known := h.tracker.Instance(ref.Instance)
 	if !known || inst.Token.Migration != ref.Migration && inst.Token.State != claims.TokenHere {
 		return h.tracker.ForgetMigration(ctx, ref.Migration) // done before
@@ -88,11 +83,6 @@ const askBeforeDrop = 3 * time.Minute
 
 // confirmDestination does operation.ConfirmDestination.
 func (h *Host) confirmDestination(ctx context.Context, ref migration.Ref) error {
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	rec, found, err := recall[coldPreparation](h, ref, memoryPreparedCold)
 	switch {
 	case err != nil:

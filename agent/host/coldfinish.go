@@ -12,11 +12,6 @@ import (
 
 // finishResize does operation.FinishResize.
 func (h *Host) finishResize(ctx context.Context, ref migration.Ref) error {
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	rec, found, err := recall[coldPreparation](h, ref, memoryPreparedCold)
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // A guest that is off leaves by one record and arrives by one. Its source decides by its
@@ -28,11 +29,6 @@ import (
 // handOver does operation.HandOver.
 func (h *Host) handOver(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
 	none := migration.Commit{}
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return none, err
-	}
-	defer unlock()
 	back, by := h.came(ref), ref
 	if back {
 		by.Attempt = h.tracker.Accepted(ref.Migration) // of whose claim the context is until it is bound
@@ -57,7 +53,7 @@ func (h *Host) handOver(ctx context.Context, ref migration.Ref, to string) (migr
 	if !found || !rec.Off || rec.On {
 		return none, fault.New(fault.Forbidden, "the guest was not powered off by attempt %d", ref.Attempt)
 	}
-	if err := h.late(ref, stepPower); err != nil {
+	if err := h.late(ref, operation.StepPowerOff); err != nil {
 		return none, err
 	}
 	if err := h.isOff(ctx, ref, back); err != nil {
@@ -225,11 +221,6 @@ func (h *Host) acceptHanded(ctx context.Context, ref migration.Ref, c migration.
 	if c.Migration != ref.Migration || c.Attempt != ref.Attempt || c.Instance != ref.Instance {
 		return fault.New(fault.Forbidden, "the commit is of attempt %d of migration %s for %s", c.Attempt, c.Migration, c.Instance)
 	}
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	if h.accepted(ref) || h.goneOn(ref) {
 		return nil
 	}

@@ -11,7 +11,6 @@ import (
 )
 
 const (
-	stepPrepareCold    = "prep_resize"
 	memoryPreparedCold = "prepared_cold"
 )
 
@@ -47,17 +46,6 @@ func (r coldPreparation) phase(h *Host, phase string) phaseRequest {
 // prepResize does operation.PrepResize.
 func (h *Host) prepResize(ctx context.Context, ref migration.Ref, p migration.PrepRequest) (migration.PreparedCold, error) {
 	none := migration.PreparedCold{}
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return none, err
-	}
-	defer unlock()
-	// Before it is seen whether the undo has come: one that comes later finds it.
-	ctx, over := h.stoppable(ctx, ref)
-	defer over()
-	if err := h.late(ref, stepPrepareCold); err != nil {
-		return none, err
-	}
 	claim, ok := h.tracker.ByOwner(ownerOf(ref, claims.KindResize))
 	if !ok || claim.State != claims.Pending && claim.State != claims.Arriving {
 		return none, fault.New(fault.Forbidden, "no claim on %s names migration %s, attempt %d", h.o.Name, ref.Migration, ref.Attempt)
@@ -68,9 +56,6 @@ func (h *Host) prepResize(ctx context.Context, ref migration.Ref, p migration.Pr
 	}
 	if found && rec.Prepared != nil {
 		return *rec.Prepared, nil
-	}
-	if err := h.managing(""); err != nil {
-		return none, err
 	}
 	rec = coldPreparation{
 		Kind: p.Kind, Source: p.Source, Instance: arriving(p.Guest), DomainXML: p.Guest.Definition, CopyDisks: p.CopyDisks, Grow: p.Wanted.Grow,
@@ -128,17 +113,21 @@ func (h *Host) coldDocument(ref migration.Ref, g migration.Guest, w migration.Wa
 
 // rollbackPrepResize does operation.RollbackPrepResize.
 func (h *Host) rollbackPrepResize(ctx context.Context, ref migration.Ref) error {
-	unlock, err := h.beginUndo(ctx, ref, stepPrepareCold, func() error {
-		if h.arrived(ref) || h.tracker.Accepted(ref.Migration) > 0 {
-			return rolledTooLate(h.o.Name)
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	return h.undoColdPreparation(ctx, ref, hooks.RollbackPrepResize)
+}
+
+// preparedCold reports whether an attempt's preparation has given its answer.
+func (h *Host) preparedCold(ref migration.Ref) (bool, error) {
+	rec, found, err := recall[coldPreparation](h, ref, memoryPreparedCold)
+	return found && rec.Prepared != nil, err
+}
+
+// notAccepted refuses to undo what has brought the instance here.
+func (h *Host) notAccepted(_ context.Context, ref migration.Ref) error {
+	if h.arrived(ref) || h.tracker.Accepted(ref.Migration) > 0 {
+		return rolledTooLate(h.o.Name)
+	}
+	return nil
 }
 
 // undoColdPreparation removes exactly what the preparation of an attempt made, and runs

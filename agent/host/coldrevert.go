@@ -9,10 +9,10 @@ import (
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 const (
-	stepReturn     = "await_return" // under which CancelReturn is buried
 	memoryReturned = "returned"
 )
 
@@ -23,24 +23,13 @@ type returned struct {
 
 // awaitReturn does operation.AwaitReturn.
 func (h *Host) awaitReturn(ctx context.Context, ref migration.Ref) error {
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if err := h.late(ref, stepReturn); err != nil {
-		return err
-	}
 	if h.accepted(ref) {
 		return nil
-	}
-	if err := h.managing(""); err != nil {
-		return err
 	}
 	if err := h.returnable(ctx, ref); err != nil {
 		return err
 	}
-	_, err = h.tracker.AwaitReturn(ctx, at(ref, stepReturn), claims.KindResize)
+	_, err := h.tracker.AwaitReturn(ctx, at(ref, operation.StepReturn), claims.KindResize)
 	return err
 }
 
@@ -106,10 +95,13 @@ func (h *Host) returnable(ctx context.Context, ref migration.Ref) error {
 	return no.err("")
 }
 
+// returnAccepted reports whether the instance has come back by an attempt.
+func (h *Host) returnAccepted(ref migration.Ref) (bool, error) { return h.accepted(ref), nil }
+
 // cancelReturn does operation.CancelReturn.
 func (h *Host) cancelReturn(ctx context.Context, ref migration.Ref) error {
 	// It buries the step first: what is carried later than that is refused.
-	if err := h.tracker.CancelReturn(ctx, at(ref, stepReturn), claims.KindResize); err != nil {
+	if err := h.tracker.CancelReturn(ctx, at(ref, operation.StepReturn), claims.KindResize); err != nil {
 		return err
 	}
 	unlock, err := h.lock(ctx, ref.Instance)
@@ -122,11 +114,6 @@ func (h *Host) cancelReturn(ctx context.Context, ref migration.Ref) error {
 
 // finishRevert does operation.FinishRevert.
 func (h *Host) finishRevert(ctx context.Context, ref migration.Ref) error {
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	mc, moving := h.tracker.Context(ref.Migration)
 	_, bound := h.boundBy(ref)
 	switch {
@@ -202,11 +189,6 @@ func (h *Host) makeLiveAgain(ctx context.Context, ref migration.Ref, was powered
 
 // cleanUpReverted does operation.CleanUpReverted.
 func (h *Host) cleanUpReverted(ctx context.Context, ref migration.Ref) error {
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	inst, known := h.tracker.Instance(ref.Instance)
 	if !known || inst.Token.Migration != ref.Migration {
 		// Done before. A guest that is here again came by another move, which began after.

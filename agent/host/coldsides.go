@@ -8,6 +8,7 @@ import (
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // way is how a guest comes: its arrival is finished, or ended, by other verbs.
@@ -75,10 +76,10 @@ func (h *Host) takeIn(ctx context.Context, a pendingArrival, c migration.Commit)
 	case wayBack:
 		accept, finish = h.acceptHanded, h.finishRevert
 	}
-	if err := accept(ctx, a.ref, c); err != nil {
+	if err := h.Alone(ctx, a.ref.Instance, func(ctx context.Context) error { return accept(ctx, a.ref, c) }); err != nil {
 		return err
 	}
-	return finish(ctx, a.ref)
+	return h.Alone(ctx, a.ref.Instance, func(ctx context.Context) error { return finish(ctx, a.ref) })
 }
 
 // endArrival ends all that is here of an attempt whose source keeps the guest.
@@ -87,15 +88,15 @@ func (h *Host) endArrival(ctx context.Context, a pendingArrival) error {
 	case wayBack:
 		return h.cancelReturn(ctx, a.ref)
 	case wayEvacuated:
-		if err := h.rollbackPrepEvacuation(ctx, a.ref); err != nil {
+		if err := operation.RollbackPrepEvacuation.Ask(ctx, unasked{h}, a.ref); err != nil {
 			return err
 		}
 	case wayCold:
-		if err := h.rollbackPrepResize(ctx, a.ref); err != nil {
+		if err := operation.RollbackPrepResize.Ask(ctx, unasked{h}, a.ref); err != nil {
 			return err
 		}
 	default:
-		if err := h.rollbackPreLive(ctx, a.ref); err != nil {
+		if err := operation.RollbackPreLiveMigration.Ask(ctx, unasked{h}, a.ref); err != nil {
 			return err
 		}
 	}
@@ -124,7 +125,7 @@ func (h *Host) forgetColdArrival(ctx context.Context, ref migration.Ref) error {
 	if _, found, err := recall[coldPreparation](h, ref, memoryPreparedCold); err != nil || !found {
 		return err
 	}
-	if err := h.tracker.Bury(ctx, at(ref, stepPrepareCold)); err != nil {
+	if err := h.tracker.Bury(ctx, at(ref, operation.StepPrepResize)); err != nil {
 		return err
 	}
 	return h.undoColdPreparation(ctx, ref, hooks.RevertResize)

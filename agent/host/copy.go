@@ -7,6 +7,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // Between hosts that share nothing an instance has a record on each of them while it
@@ -23,26 +24,13 @@ import (
 //
 // So there is no moment at which nobody shows it.
 
-const stepCopy = "copy_instance" // under which RemoveCopy is buried
-
 // copyInstance does operation.CopyInstance.
 func (h *Host) copyInstance(ctx context.Context, ref migration.Ref, i migration.InstanceCopy) error {
 	if i.UUID != ref.Instance {
 		return fault.New(fault.Invalid, "the record is of instance %q", i.UUID)
 	}
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if err := h.late(ref, stepCopy); err != nil {
-		return err
-	}
 	if h.accepted(ref) || h.goneOn(ref) {
 		return nil
-	}
-	if err := h.managing(""); err != nil {
-		return err
 	}
 	var no refusal
 	if err := h.checkNames(ctx, &no, migration.Guest{UUID: i.UUID, Name: i.Name}, ""); err != nil {
@@ -52,7 +40,7 @@ func (h *Host) copyInstance(ctx context.Context, ref migration.Ref, i migration.
 		return err
 	}
 	mc, _ := h.contextOf(ref)
-	return h.tracker.PutCopy(ctx, at(ref, stepCopy), claims.Instance{
+	return h.tracker.PutCopy(ctx, at(ref, operation.StepCopy), claims.Instance{
 		UUID: i.UUID, Name: i.Name, Flavor: i.Flavor, ProjectID: i.ProjectID, UserID: i.UserID, Autostart: i.Autostart,
 		Token: claims.Token{Epoch: i.Epoch, State: claims.TokenSurrendered, Holder: mc.Source, Migration: ref.Migration},
 	})
@@ -60,17 +48,18 @@ func (h *Host) copyInstance(ctx context.Context, ref migration.Ref, i migration.
 
 // removeCopy does operation.RemoveCopy.
 func (h *Host) removeCopy(ctx context.Context, ref migration.Ref) error {
-	unlock, err := h.beginUndo(ctx, ref, stepCopy, func() error {
-		if h.accepted(ref) {
-			return fault.New(fault.Forbidden, "the guest has arrived: its token is here")
-		}
-		return nil
-	})
-	if err != nil {
-		return err
+	return h.tracker.RemoveCopy(ctx, at(ref, operation.StepCopy))
+}
+
+// copied reports whether an attempt's copy has become the instance, here or beyond.
+func (h *Host) copied(ref migration.Ref) (bool, error) { return h.accepted(ref) || h.goneOn(ref), nil }
+
+// notHere refuses to undo what an instance that has arrived needs.
+func (h *Host) notHere(_ context.Context, ref migration.Ref) error {
+	if h.accepted(ref) {
+		return fault.New(fault.Forbidden, "the guest has arrived: its token is here")
 	}
-	defer unlock()
-	return h.tracker.RemoveCopy(ctx, at(ref, stepCopy))
+	return nil
 }
 
 // showInstance does operation.ShowInstance.

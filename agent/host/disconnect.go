@@ -13,7 +13,6 @@ import (
 )
 
 const (
-	stepDisconnect   = "disconnect_source" // under which Reconnect is buried
 	memoryDisconnect = "disconnected"
 )
 
@@ -33,17 +32,6 @@ type disconnected struct {
 
 // disconnect does operation.Disconnect.
 func (h *Host) disconnect(ctx context.Context, ref migration.Ref) error {
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	// Hooks take their time, and the undo does not wait for them.
-	ctx, over := h.stoppable(ctx, ref)
-	defer over()
-	if err := h.late(ref, stepDisconnect); err != nil {
-		return err
-	}
 	if err := h.offForMove(ctx, ref); err != nil {
 		return err
 	}
@@ -151,11 +139,6 @@ func (c connections) attached(ctx context.Context, guest string) (disconnected, 
 
 // reconnect does operation.Reconnect.
 func (h *Host) reconnect(ctx context.Context, ref migration.Ref) error {
-	unlock, err := h.beginUndo(ctx, ref, stepDisconnect, func() error { return h.notGone(ref) })
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	hooked, err := h.giveConnectionsBack(ctx, ref)
 	if hooked != nil {
 		// The guest does not stay off for a hook: PowerOn, which comes after this, starts it

@@ -57,7 +57,7 @@ func offGuest(t *testing.T) (*bed, *string) {
 		p.prepareConnections(t.Context(), earlier, text),
 		p.tracker.ForgetMigration(t.Context(), earlier.Migration), // it stayed
 		p.driver.Define(t.Context(), text),
-		p.tracker.RecordContext(t.Context(), at(connectedRef, stepContext), claims.MigrationContext{Migration: phaseMigration, Instance: phaseInstance, Source: "a", Destination: "b"}),
+		p.tracker.RecordContext(t.Context(), at(connectedRef, operation.StepContext), claims.MigrationContext{Migration: phaseMigration, Instance: phaseInstance, Source: "a", Destination: "b"}),
 		p.remember(t.Context(), connectedRef, memoryPower, poweredOff{Power: migration.PowerShutOff, Off: true, Definition: text}),
 	); err != nil {
 		t.Fatal(err)

@@ -22,8 +22,7 @@ type FleetRecords interface {
 }
 
 const (
-	stepPrepareEvacuation = "prep_evacuation"
-	memoryEvacuation      = "prepared_evacuation"
+	memoryEvacuation = "prepared_evacuation"
 )
 
 // lost is the record of PrepEvacuation, kept until the guest is finished here or all that was
@@ -59,17 +58,6 @@ func (h *Host) prepEvacuation(ctx context.Context, ref migration.Ref, r migratio
 	if r.Guest.UUID != ref.Instance || r.Source == "" || r.Source == h.o.Name {
 		return none, fault.New(fault.Invalid, "want the guest %s of another host", ref.Instance)
 	}
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return none, err
-	}
-	defer unlock()
-	// Before it is seen whether the undo has come: one that comes later finds it.
-	ctx, over := h.stoppable(ctx, ref)
-	defer over()
-	if err := h.late(ref, stepPrepareEvacuation); err != nil {
-		return none, err
-	}
 	claim, ok := h.tracker.ByOwner(ownerOf(ref, claims.KindEvacuation))
 	if !ok || claim.State != claims.Pending && claim.State != claims.Arriving {
 		return none, fault.New(fault.Forbidden, "no claim on %s names migration %s, attempt %d", h.o.Name, ref.Migration, ref.Attempt)
@@ -80,9 +68,6 @@ func (h *Host) prepEvacuation(ctx context.Context, ref migration.Ref, r migratio
 		return none, err
 	case found && rec.Prepared:
 		return rec.Answer, nil
-	}
-	if err := h.managing(""); err != nil {
-		return none, err
 	}
 	if !found {
 		if rec, err = h.planEvacuation(ctx, ref, r, claim); err != nil {
@@ -179,17 +164,21 @@ func evacuated(g migration.Guest) migration.Wanted {
 
 // rollbackPrepEvacuation does operation.RollbackPrepEvacuation.
 func (h *Host) rollbackPrepEvacuation(ctx context.Context, ref migration.Ref) error {
-	unlock, err := h.beginUndo(ctx, ref, stepPrepareEvacuation, func() error {
-		if h.arrived(ref) || h.tracker.Accepted(ref.Migration) > 0 {
-			return rolledTooLate(h.o.Name)
-		}
-		return h.notGiven(ctx, ref)
-	})
-	if err != nil {
+	return h.undoEvacuation(ctx, ref, true)
+}
+
+// preparedEvacuation reports whether an attempt's preparation has given its answer.
+func (h *Host) preparedEvacuation(ref migration.Ref) (bool, error) {
+	rec, found, err := recall[lost](h, ref, memoryEvacuation)
+	return found && rec.Prepared, err
+}
+
+// notEvacuated refuses to undo what has brought the instance here, or will.
+func (h *Host) notEvacuated(ctx context.Context, ref migration.Ref) error {
+	if err := h.notAccepted(ctx, ref); err != nil {
 		return err
 	}
-	defer unlock()
-	return h.undoEvacuation(ctx, ref, true)
+	return h.notGiven(ctx, ref)
 }
 
 // notGiven refuses to take back what was prepared for a guest that the fleet's records have given

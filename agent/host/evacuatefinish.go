@@ -21,14 +21,14 @@ func (h *Host) acceptCommitted(ctx context.Context, ref migration.Ref, c migrati
 	return h.acceptEvacuated(ctx, ref, c.Epoch)
 }
 
+// acceptGiven accepts the token of an instance that the fleet's records have given to this host.
+func (h *Host) acceptGiven(ctx context.Context, ref migration.Ref) error {
+	return h.Alone(ctx, ref.Instance, func(ctx context.Context) error { return h.acceptEvacuated(ctx, ref, 0) })
+}
+
 // acceptEvacuated takes the token that the fleet's records have given to this host by the attempt.
 // Epoch is what somebody said that they gave, 0 where nobody did.
 func (h *Host) acceptEvacuated(ctx context.Context, ref migration.Ref, epoch uint64) error {
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	if h.accepted(ref) || h.goneOn(ref) {
 		return nil
 	}
@@ -112,11 +112,6 @@ func (h *Host) readRecords(ctx context.Context, ref migration.Ref, rec lost) (ev
 // finishEvacuation does operation.FinishEvacuation.
 func (h *Host) finishEvacuation(ctx context.Context, ref migration.Ref) (migration.FinishedEvacuation, error) {
 	none := migration.FinishedEvacuation{}
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return none, err
-	}
-	defer unlock()
 	rec, found, err := recall[lost](h, ref, memoryEvacuation)
 	if err != nil {
 		return none, err

@@ -8,6 +8,7 @@ import (
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // recordsPatience bounds one question to the fleet's records. Arbitrary: a store elects another
@@ -119,15 +120,15 @@ func (h *Host) lookAtEvacuation(ctx context.Context, a pendingArrival) error {
 		return fault.New(fault.InDoubt, "%s", why)
 	case evacuation.Accept:
 		log.Info("accept the token of a dead host's guest whose conductor is silent")
-		if err = h.acceptEvacuated(ctx, a.ref, 0); err == nil {
-			_, err = h.finishEvacuation(ctx, a.ref)
+		if err = h.acceptGiven(ctx, a.ref); err == nil {
+			_, err = operation.FinishEvacuation.Ask(ctx, unasked{h}, a.ref)
 		}
 	case evacuation.Finish:
 		if h.waits(a.ref) && !h.timeToAsk(a.ref) {
 			return nil // it could not be finished a moment ago
 		}
 		log.Info("finish an evacuation alone")
-		_, err = h.finishEvacuation(ctx, a.ref)
+		_, err = operation.FinishEvacuation.Ask(ctx, unasked{h}, a.ref)
 	case evacuation.GiveUp:
 		log.Warn("give an evacuation up whose conductor is silent")
 		if err = h.giveEvacuationUp(ctx, a.ref, rec); err == nil {
@@ -190,10 +191,10 @@ func (h *Host) settleEvacuation(ctx context.Context, a pendingArrival, s migrati
 		return Waiting{}, err
 	}
 	if s.GuestIsAt == h.o.Name {
-		if err := h.acceptEvacuated(ctx, a.ref, 0); err != nil {
+		if err := h.acceptGiven(ctx, a.ref); err != nil {
 			return Waiting{}, err
 		}
-		_, err := h.finishEvacuation(ctx, a.ref)
+		_, err := operation.FinishEvacuation.Ask(ctx, unasked{h}, a.ref)
 		return done, err
 	}
 	if err := h.giveEvacuationUp(ctx, a.ref, rec); err != nil {

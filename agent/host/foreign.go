@@ -10,6 +10,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -98,7 +99,9 @@ func (h *Host) Foreign(o claims.Owner) bool {
 func (h *Host) Moving(instance string) (string, bool) { return h.moving(instance) }
 
 // Undone reports whether the undo of a migration's claim has begun.
-func (h *Host) Undone(o claims.Owner) bool { return h.tracker.Buried(at(refOf(o), stepClaim)) }
+func (h *Host) Undone(o claims.Owner) bool {
+	return h.tracker.Buried(at(refOf(o), operation.StepClaim))
+}
 
 // arrival is a guest that comes by a foreign migration.
 type arrival struct {

@@ -240,7 +240,7 @@ func (h *Host) hookRollbackPrep(ctx context.Context, ref migration.Ref, known bo
 	if !known {
 		// Its tombstones are all there is to do; they are kept under the migration.
 		ref.Instance = cmp.Or(ref.Instance, ref.Migration)
-		return errors.Join(h.tracker.Bury(ctx, at(ref, stepClaim)), h.tracker.Bury(ctx, at(ref, stepPrepareCold)))
+		return errors.Join(h.tracker.Bury(ctx, at(ref, operation.StepClaim)), h.tracker.Bury(ctx, at(ref, operation.StepPrepResize)))
 	}
 	if d, exists, err := h.domain(ctx, ref.Instance); err != nil {
 		return err

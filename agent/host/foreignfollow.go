@@ -8,6 +8,7 @@ import (
 	"berth/claims"
 	"berth/driver"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // FollowArrivals binds or ends the claims of foreign migrations, and lets go of
@@ -166,7 +167,7 @@ func (h *Host) seen(ref migration.Ref) bool {
 // endForeign ends the claim of a foreign migration for which nothing can come any
 // more: from its tombstone on the guard lets nothing of it in.
 func (h *Host) endForeign(ctx context.Context, ref migration.Ref) error {
-	for _, step := range []string{stepClaim, stepPrepare} {
+	for _, step := range []string{operation.StepClaim, operation.StepPreLiveMigration} {
 		if err := h.tracker.Bury(ctx, at(ref, step)); err != nil {
 			return err
 		}
@@ -174,7 +175,7 @@ func (h *Host) endForeign(ctx context.Context, ref migration.Ref) error {
 	if err := h.undoPreparation(ctx, ref); err != nil {
 		return err
 	}
-	if err := h.tracker.Abort(ctx, at(ref, stepClaim)); err != nil {
+	if err := h.tracker.Abort(ctx, at(ref, operation.StepClaim)); err != nil {
 		return err
 	}
 	h.see(ref, false)

@@ -9,6 +9,7 @@ import (
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // memoryGiven is under which a source remembers a tool's word that a guest may be given
@@ -158,7 +159,7 @@ func (h *Host) hookTakeBack(ctx context.Context, ref migration.Ref) error {
 		return err
 	}
 	// Of a surrender that broke off before its commit.
-	if err := h.tracker.DropContext(ctx, at(ref, stepContext)); err != nil {
+	if err := h.tracker.DropContext(ctx, at(ref, operation.StepContext)); err != nil {
 		return err
 	}
 	return h.tracker.ForgetMigration(ctx, ref.Migration)
@@ -266,7 +267,7 @@ func (h *Host) surrenderCold(ctx context.Context, ref migration.Ref, to, kind st
 			Migration: ref.Migration, Instance: ref.Instance, Source: h.o.Name, Destination: to, OldPowerState: migration.PowerShutOff,
 		}
 		holds := own.Holding(inst.Flavor)
-		if err := h.tracker.RecordContext(ctx, at(ref, stepContext), mc.WithOld(holds).WithNew(holds)); err != nil {
+		if err := h.tracker.RecordContext(ctx, at(ref, operation.StepContext), mc.WithOld(holds).WithNew(holds)); err != nil {
 			return none, err
 		}
 	}

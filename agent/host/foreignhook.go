@@ -196,7 +196,16 @@ func (h *Host) hookPreLive(ctx context.Context, ref migration.Ref, r HookRequest
 // claimForeign makes the claim of a foreign migration by the verb that a
 // conductor would use. Placement is not asked: libvirt may wait for the answer.
 func (h *Host) claimForeign(ctx context.Context, ref migration.Ref, r migration.ClaimRequest, found *topology.Assignment) (claims.Claim, error) {
-	if _, err := h.claim(ctx, ref, r, found); err != nil {
+	if err := h.Alone(ctx, ref.Instance, func(ctx context.Context) error {
+		err := h.managing("")
+		if err == nil {
+			err = h.late(ref, operation.StepClaim)
+		}
+		if err == nil {
+			_, err = h.claim(ctx, ref, r, found)
+		}
+		return err
+	}); err != nil {
 		return claims.Claim{}, wrap(err, "claim %s on %s", r.Guest.Name, h.o.Name)
 	}
 	c, ok := h.tracker.ByOwner(h.owner(ref))
@@ -234,12 +243,12 @@ func (h *Host) hookRollback(ctx context.Context, ref migration.Ref, mine *claims
 	if mine == nil {
 		// Its tombstone is all there is to do; it is kept under the migration.
 		ref.Instance = cmp.Or(ref.Instance, ref.Migration)
-		return errors.Join(h.tracker.Bury(ctx, at(ref, stepClaim)), h.tracker.Bury(ctx, at(ref, stepPrepare)))
+		return errors.Join(h.tracker.Bury(ctx, at(ref, operation.StepClaim)), h.tracker.Bury(ctx, at(ref, operation.StepPreLiveMigration)))
 	}
 	if _, bound := h.boundBy(ref); bound {
 		return rolledTooLate(h.o.Name)
 	}
-	if err := h.tracker.Bury(ctx, at(ref, stepClaim)); err != nil {
+	if err := h.tracker.Bury(ctx, at(ref, operation.StepClaim)); err != nil {
 		return err
 	}
 	h.stopPreparing(ref)

@@ -8,6 +8,7 @@ import (
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // The phases of a rebuild that a tool runs by itself on the guest's own host.
@@ -136,7 +137,7 @@ func (h *Host) hookPostRebuild(ctx context.Context, ref migration.Ref, rec forei
 		return err
 	}
 	defer unlock()
-	own, err := h.tracker.Exchange(ctx, at(ref, stepClaim), claims.KindRebuild)
+	own, err := h.tracker.Exchange(ctx, at(ref, operation.StepClaim), claims.KindRebuild)
 	if errors.Is(err, fault.NotFound) {
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "claim_ended", Message: "the claim of this rebuild has ended", Change: "ask for another, with another uuid: berth external " + PhasePreRebuild,
@@ -163,9 +164,9 @@ func (h *Host) hookRollbackRebuild(ctx context.Context, ref migration.Ref, rec f
 	if !found && ref.Instance == "" {
 		// Its tombstone is all there is to do; it is kept under the migration.
 		ref.Instance = ref.Migration
-		return h.tracker.Bury(ctx, at(ref, stepClaim))
+		return h.tracker.Bury(ctx, at(ref, operation.StepClaim))
 	}
-	if err := h.tracker.Bury(ctx, at(ref, stepClaim)); err != nil {
+	if err := h.tracker.Bury(ctx, at(ref, operation.StepClaim)); err != nil {
 		return err
 	}
 	unlock, err := h.lock(ctx, ref.Instance)
@@ -178,7 +179,7 @@ func (h *Host) hookRollbackRebuild(ctx context.Context, ref migration.Ref, rec f
 			return err
 		}
 	}
-	if err := h.tracker.Abort(ctx, at(ref, stepClaim)); err != nil {
+	if err := h.tracker.Abort(ctx, at(ref, operation.StepClaim)); err != nil {
 		return err
 	}
 	return h.tracker.ForgetMigration(ctx, ref.Migration)

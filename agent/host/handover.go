@@ -44,11 +44,6 @@ func (h *Host) sourceState(ctx context.Context, ref migration.Ref) (sourceState,
 // commit does operation.Commit.
 func (h *Host) commit(ctx context.Context, ref migration.Ref) (migration.Commit, error) {
 	none := migration.Commit{}
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return none, err
-	}
-	defer unlock()
 	asked, err := h.streams.Known(ref)
 	if err != nil {
 		return none, err
@@ -192,11 +187,6 @@ func (h *Host) acceptToken(ctx context.Context, ref migration.Ref, c migration.C
 	if c.Migration != ref.Migration || c.Attempt != ref.Attempt || c.Instance != ref.Instance {
 		return fault.New(fault.Forbidden, "the commit is of attempt %d of migration %s for %s", c.Attempt, c.Migration, c.Instance)
 	}
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	// A repeated accept resumes nobody: the guest's user may have paused it.
 	if done, _, err := recall[bool](h, ref, memoryAccepted); err != nil || done {
 		return err
@@ -329,11 +319,6 @@ func (h *Host) destinationStatus(ctx context.Context, ref migration.Ref) (migrat
 
 // finishDestination does operation.FinishDestination.
 func (h *Host) finishDestination(ctx context.Context, ref migration.Ref) error {
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	rec, found, err := recall[preparation](h, ref, memoryPrepared)
 	if err != nil {
 		return err

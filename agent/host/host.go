@@ -9,6 +9,7 @@ import (
 
 	"berth/agent/host/change"
 	"berth/agent/host/disks"
+	"berth/agent/host/dispatch"
 	"berth/agent/host/fileusers"
 	"berth/agent/host/hooks"
 	"berth/agent/host/memory"
@@ -26,7 +27,6 @@ import (
 	"berth/internal/runtime"
 	"berth/internal/stuck"
 	"berth/migration"
-	"berth/migration/operation"
 	"berth/systemd"
 	"berth/topology"
 )
@@ -154,13 +154,12 @@ type Options struct {
 
 // Host implements migration.Host for this machine, and the instance verbs.
 type Host struct {
-	o       Options
-	log     *slog.Logger
-	tracker *claims.Tracker
-	driver  driver.Driver
-	rt      runtime.Runtime
-	// operations are those of package operation, by their names.
-	operations operation.Handlers
+	o          Options
+	log        *slog.Logger
+	tracker    *claims.Tracker
+	driver     driver.Driver
+	rt         runtime.Runtime
+	operations *dispatch.Dispatcher
 	memory     *memory.Memory // what the verbs remember, and whose turn it is
 	streams    *streams.Streams
 	bench      *remake.Bench
@@ -258,7 +257,7 @@ func New(o Options) *Host {
 	h.dock, h.streams = h.newDock(), h.newStreams()
 	h.bench = h.newBench()
 	h.changer = h.newChanges()
-	h.operations = h.handlers()
+	h.operations = &dispatch.Dispatcher{Handlers: h.handlers(), Memory: h.memory, Managing: func() error { return h.managing("") }}
 	return h
 }
 
@@ -308,8 +307,7 @@ func (h *Host) description(n driver.Node) migration.Description {
 	return d
 }
 
-// managing is nil in mode manage. Undos and what follows a commit do not ask: a
-// move that has begun must end, whatever the mode is by then.
+// managing is nil in mode manage.
 func (h *Host) managing(doing string) error {
 	if h.o.Mode() != ModeObserve {
 		return nil
@@ -324,16 +322,8 @@ func observing(host string) fault.Reason {
 	}
 }
 
-// The steps under which undos are buried. They are this package's own, so that
-// a verb and its undo meet whatever a conductor calls the step of each.
-const (
-	stepClaim   = claims.StepClaim
-	stepContext = "record_context"
-	stepPrepare = "pre_live_migration"
-)
-
-// The steps under which verbs remember. They are apart from those above, since
-// the ledger takes nothing more for a step that is buried, and an undo and the
+// The steps under which verbs remember. They are apart from those of tombstones (operation.StepClaim
+// and others), since the ledger takes nothing more for a step that has one, and an undo and the
 // end of a stream have something to write.
 const (
 	memoryPrepared = "prepared"

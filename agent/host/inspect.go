@@ -12,15 +12,10 @@ import (
 	"berth/migration"
 )
 
-// inspectLocked does operation.Inspect. It takes the instance's turn: what was asked for before the move
+// inspectRef does operation.Inspect. It has the instance's lock: what was asked for before the move
 // (to delete, to stop, to adopt the guest) has ended when the move sees it, and what comes later
 // finds it moving. Else the end of the one would be written over the allocations of the other.
-func (h *Host) inspectLocked(ctx context.Context, ref migration.Ref) (migration.Guest, error) {
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return migration.Guest{}, err
-	}
-	defer unlock()
+func (h *Host) inspectRef(ctx context.Context, ref migration.Ref) (migration.Guest, error) {
 	return h.inspect(ctx, ref.Instance)
 }
 

@@ -13,10 +13,10 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 const (
-	stepPower   = "power_off"   // under which PowerOn is buried
 	memoryPower = "powered_off" // under which PowerOff remembers
 )
 
@@ -49,17 +49,6 @@ func (h *Host) powerOff(ctx context.Context, ref migration.Ref, p migration.Powe
 	if p.Timeout < 0 {
 		return none, fault.New(fault.Invalid, "timeout of %s", p.Timeout)
 	}
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return none, err
-	}
-	defer unlock()
-	// A guest may take its minute: the undo does not wait for it.
-	ctx, over := h.stoppable(ctx, ref)
-	defer over()
-	if err := h.late(ref, stepPower); err != nil {
-		return none, err
-	}
 	if err := h.pastPowerOff(ref); err != nil {
 		return none, err
 	}
@@ -78,9 +67,6 @@ func (h *Host) powerOff(ctx context.Context, ref migration.Ref, p migration.Powe
 		return none, err
 	}
 	if !found {
-		if err := h.managing(""); err != nil {
-			return none, err
-		}
 		rec = poweredOff{Kind: p.Kind, Destination: p.Destination, Changed: h.changed(ref)}
 	}
 	d, exists, err := h.domain(ctx, ref.Instance)
@@ -110,6 +96,12 @@ func (h *Host) powerOff(ctx context.Context, ref migration.Ref, p migration.Powe
 		return none, err
 	}
 	return rec.answer(), nil
+}
+
+// powersOff reports whether an attempt has begun to power the instance off.
+func (h *Host) powersOff(ref migration.Ref) (bool, error) {
+	_, found, err := recall[poweredOff](h, ref, memoryPower)
+	return found, err
 }
 
 func (r poweredOff) answer() migration.PoweredOff {
@@ -162,9 +154,9 @@ func (h *Host) pastPowerOff(ref migration.Ref) error {
 	first := ref
 	first.Attempt = 1 // tombstones of whatever attempt
 	if rec.Started || h.tracker.Accepted(ref.Migration) >= ref.Attempt ||
-		h.tracker.Buried(at(first, stepKeepUnchange)) || h.tracker.Buried(at(first, stepApplyChange)) {
+		h.tracker.Buried(at(first, stepKeepUnchange)) || h.tracker.Buried(at(first, operation.StepApplyChange)) {
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
-			Code: "late_verb", Message: "migration " + ref.Migration + " is past " + stepPower + ", and a message that asks for it came late",
+			Code: "late_verb", Message: "migration " + ref.Migration + " is past " + operation.StepPowerOff + ", and a message that asks for it came late",
 		})
 	}
 	return nil
@@ -363,11 +355,6 @@ func (h *Host) end(ctx context.Context, ref migration.Ref, rec *poweredOff, time
 
 // powerOn does operation.PowerOn.
 func (h *Host) powerOn(ctx context.Context, ref migration.Ref) error {
-	unlock, err := h.beginUndo(ctx, ref, stepPower, func() error { return h.mayPowerOn(ref) })
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	rec, found, err := recall[poweredOff](h, ref, memoryPower)
 	if err != nil || !found {
 		return err
@@ -409,7 +396,7 @@ func (h *Host) powerOn(ctx context.Context, ref migration.Ref) error {
 
 // mayPowerOn refuses to start a guest that is not here any more, or not as it was when
 // it was powered off.
-func (h *Host) mayPowerOn(ref migration.Ref) error {
+func (h *Host) mayPowerOn(_ context.Context, ref migration.Ref) error {
 	inst, known := h.tracker.Instance(ref.Instance)
 	if !known {
 		return nil // it was deleted: there is nothing to start

@@ -33,17 +33,6 @@ type preparation struct {
 // preLiveMigration does operation.PreLiveMigration.
 func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migration.PreLiveRequest) (migration.Prepared, error) {
 	none := migration.Prepared{}
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return none, err
-	}
-	defer unlock()
-	// Before it is seen whether the undo has come: one that comes later finds it.
-	ctx, over := h.stoppable(ctx, ref)
-	defer over()
-	if err := h.late(ref, stepPrepare); err != nil {
-		return none, err
-	}
 	claim, ok := h.tracker.ByOwner(h.owner(ref))
 	if !ok || claim.State != claims.Pending && claim.State != claims.Arriving {
 		return none, fault.New(fault.Forbidden, "no claim on %s names migration %s, attempt %d", h.o.Name, ref.Migration, ref.Attempt)
@@ -54,9 +43,6 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 	}
 	if found && rec.Prepared != nil {
 		return *rec.Prepared, nil
-	}
-	if err := h.managing(""); err != nil {
-		return none, err
 	}
 	if !found {
 		rec = preparation{Source: p.Source, DomainXML: p.Guest.XML, Guest: arriving(p.Guest), PostCopy: p.PostCopy}
@@ -197,24 +183,23 @@ func (p preparation) phase(h *Host, phase string) phaseRequest {
 	}
 }
 
-// rollbackPreLiveMigration does operation.RollbackPreLiveMigration.
-func (h *Host) rollbackPreLiveMigration(ctx context.Context, ref migration.Ref) error {
-	return wrap(h.rollbackPreLive(ctx, ref), "roll back pre_live_migration of migration %s on %s", ref.Migration, h.o.Name)
+// preparedLive reports whether an attempt's preparation has given its answer.
+func (h *Host) preparedLive(ref migration.Ref) (bool, error) {
+	rec, found, err := recall[preparation](h, ref, memoryPrepared)
+	return found && rec.Prepared != nil, err
 }
 
-func (h *Host) rollbackPreLive(ctx context.Context, ref migration.Ref) error {
-	// Under the lock nobody accepts the token meanwhile. Who accepts it later
-	// has a commit, which nobody can have who also undoes.
-	unlock, err := h.beginUndo(ctx, ref, stepPrepare, func() error {
-		if h.arrived(ref) {
-			return rolledTooLate(h.o.Name)
-		}
-		return nil
-	})
-	if err != nil {
-		return err
+// notArrived refuses to undo what has brought the instance here. Under the lock nobody accepts the
+// token meanwhile. Who accepts it later has a commit, which nobody can have who also undoes.
+func (h *Host) notArrived(_ context.Context, ref migration.Ref) error {
+	if h.arrived(ref) {
+		return rolledTooLate(h.o.Name)
 	}
-	defer unlock()
+	return nil
+}
+
+// rollbackPreLiveMigration does operation.RollbackPreLiveMigration.
+func (h *Host) rollbackPreLiveMigration(ctx context.Context, ref migration.Ref) error {
 	// Before the look at what is here: through it nothing comes after that.
 	if err := h.closeStream(ctx, ref); err != nil {
 		return err

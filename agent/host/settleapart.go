@@ -9,6 +9,7 @@ import (
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -351,7 +352,7 @@ func (h *Host) endApartHere(ctx context.Context, ref migration.Ref, source bool)
 	}
 	if !source {
 		ref.Attempt = h.tracker.Accepted(ref.Migration)
-		return h.confirmDestination(ctx, ref)
+		return operation.ConfirmDestination.Ask(ctx, unasked{h}, ref)
 	}
 	ref.Attempt = max(ref.Attempt, h.tracker.ContextAttempt(ref.Migration))
 	return h.dropContext(ctx, ref)
@@ -365,7 +366,7 @@ func (h *Host) settleThere(ctx context.Context, ref migration.Ref, rec settling)
 	}
 	switch {
 	case m.token == tokenHere && m.source:
-		if _, err := h.handOver(ctx, ref, m.other); err != nil {
+		if _, err := operation.HandOver.Ask(ctx, unasked{h}, ref, migration.HandOverRequest{To: m.other}); err != nil {
 			return err
 		}
 		return h.endHalf(ctx, ref)
@@ -380,7 +381,7 @@ func (h *Host) settleThere(ctx context.Context, ref migration.Ref, rec settling)
 		}
 		return h.endHalf(ctx, ref)
 	case m.left > 0:
-		return h.cleanUpReverted(ctx, ref)
+		return operation.CleanUpReverted.Ask(ctx, unasked{h}, ref)
 	case m.arrival != nil:
 		return h.endArrival(ctx, *m.arrival)
 	}

@@ -10,6 +10,7 @@ import (
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -409,8 +410,8 @@ func (h *Host) restoreAlone(ctx context.Context, ref migration.Ref) error {
 // stayAsItWas gives a guest that stays what was taken from it for an attempt: the undos of
 // its conductor, in its order.
 func (h *Host) stayAsItWas(ctx context.Context, ref migration.Ref) error {
-	for _, undo := range []func(context.Context, migration.Ref) error{h.reconnect, h.dropSnapshot, h.powerOn} {
-		if err := undo(ctx, ref); err != nil {
+	for _, undo := range []operation.Step{operation.Reconnect, operation.DropSnapshot, operation.PowerOn} {
+		if err := undo.Ask(ctx, unasked{h}, ref); err != nil {
 			return err
 		}
 	}

@@ -9,10 +9,10 @@ import (
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 const (
-	stepSnapshot   = "snapshot_disks" // under which DropSnapshot is buried
 	memorySnapshot = "snapshot"
 )
 
@@ -45,14 +45,6 @@ func (s snapshot) answer() migration.Snapshot {
 // snapshotDisks does operation.SnapshotDisks.
 func (h *Host) snapshotDisks(ctx context.Context, ref migration.Ref, targets []string) (migration.Snapshot, error) {
 	none := migration.Snapshot{}
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return none, err
-	}
-	defer unlock()
-	if err := h.late(ref, stepSnapshot); err != nil {
-		return none, err
-	}
 	if err := h.offForMove(ctx, ref); err != nil {
 		return none, err
 	}
@@ -102,7 +94,7 @@ func (h *Host) offForMove(ctx context.Context, ref migration.Ref) error {
 // endedBy is the guest that this attempt has powered off, and not powered on again. What
 // has become of its domain and its token since is for the caller to see.
 func (h *Host) endedBy(ref migration.Ref) (claims.Instance, error) {
-	if err := h.late(ref, stepPower); err != nil {
+	if err := h.late(ref, operation.StepPowerOff); err != nil {
 		return claims.Instance{}, err
 	}
 	rec, found, err := recall[poweredOff](h, ref, memoryPower)
@@ -240,11 +232,6 @@ func (h *Host) heldStill(ref migration.Ref) error {
 
 // dropSnapshot does operation.DropSnapshot.
 func (h *Host) dropSnapshot(ctx context.Context, ref migration.Ref) error {
-	unlock, err := h.beginUndo(ctx, ref, stepSnapshot, func() error { return h.notGone(ref) })
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	if err := h.dock.Stop(ctx, ref); err != nil {
 		return err
 	}
@@ -252,7 +239,7 @@ func (h *Host) dropSnapshot(ctx context.Context, ref migration.Ref) error {
 }
 
 // notGone refuses an undo at a source whose guest has left by this attempt.
-func (h *Host) notGone(ref migration.Ref) error {
+func (h *Host) notGone(_ context.Context, ref migration.Ref) error {
 	inst, known := h.tracker.Instance(ref.Instance)
 	if c, ok := h.tracker.Committed(ref.Migration); ok && c.Attempt == ref.Attempt && known && inst.Token.State != claims.TokenHere {
 		return fault.New(fault.Forbidden, "its token has left to %s", c.To)

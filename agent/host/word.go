@@ -12,6 +12,7 @@ import (
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 var (
@@ -185,7 +186,7 @@ func (h *Host) yieldToken(ctx context.Context, ref migration.Ref, epoch uint64, 
 	case err != nil:
 		return err
 	case clean:
-		err = h.cleanUpSource(ctx, ref)
+		err = operation.CleanUpSource.Ask(ctx, unasked{h}, ref)
 	case claimed && !h.arrived(ref):
 		err = h.endArrival(ctx, pendingArrival{ref: ref, way: h.wayOf(ref)}) // it never had the token, and gets it no more
 	}
@@ -292,7 +293,7 @@ func (h *Host) yield(ctx context.Context, ref migration.Ref, epoch uint64, to st
 // forgetArrival removes what is left of a guest that had come here by this attempt and
 // whose token has gone back.
 func (h *Host) forgetArrival(ctx context.Context, ref migration.Ref) error {
-	for _, step := range []string{stepClaim, stepPrepare} {
+	for _, step := range []string{operation.StepClaim, operation.StepPreLiveMigration} {
 		if err := h.tracker.Bury(ctx, at(ref, step)); err != nil {
 			return err
 		}
@@ -312,14 +313,14 @@ func (h *Host) forgetArrival(ctx context.Context, ref migration.Ref) error {
 	if err := h.forgetColdArrival(ctx, ref); err != nil {
 		return err
 	}
-	if err := h.tracker.Bury(ctx, at(ref, stepPrepareEvacuation)); err != nil {
+	if err := h.tracker.Bury(ctx, at(ref, operation.StepPrepEvacuation)); err != nil {
 		return err
 	}
 	if err := h.undoEvacuation(ctx, ref, false); err != nil {
 		return err
 	}
 	if _, bound := h.boundBy(ref); !bound {
-		if err := h.tracker.Abort(ctx, at(ref, stepClaim)); err != nil {
+		if err := h.tracker.Abort(ctx, at(ref, operation.StepClaim)); err != nil {
 			return err
 		}
 	}

@@ -14,12 +14,12 @@ var (
 	// it is noticed. fault.Forbidden, naming the process, while one of them is open for writing.
 	// ReadDisk and SendDisks give nothing else after it. Disks on storage that both hosts share
 	// are not named and stay what they are.
-	SnapshotDisks = define[migration.SnapshotRequest, migration.Snapshot]("snapshot-disks",
-		"Hold the files of a guest that is off as they are.", migration.AccessConductor, slow, nil)
+	SnapshotDisks = before(migration.Before{Lock: true, Step: StepSnapshot}, define[migration.SnapshotRequest, migration.Snapshot]("snapshot-disks",
+		"Hold the files of a guest that is off as they are.", migration.AccessConductor, slow, nil))
 
 	// DropSnapshot is the undo.
-	DropSnapshot = Step{define[None, None]("drop-snapshot",
-		"Undo snapshot-disks.", migration.AccessConductor, slow, nil)}
+	DropSnapshot = Step{before(migration.Before{Undoes: StepSnapshot}, define[None, None]("drop-snapshot",
+		"Undo snapshot-disks.", migration.AccessConductor, slow, nil))}
 
 	// ReadDisk gives a piece of a file that is to be shipped; the domain is off. A range
 	// of length 0 asks for size and version alone.

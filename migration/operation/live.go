@@ -11,8 +11,8 @@ var (
 	// fault.NotFound with the reason ReasonGuestGone when there is none; fault.Forbidden
 	// when the token is not here (ReasonTokenElsewhere) or it is not managed;
 	// fault.Unavailable while it is not known on which providers it is counted.
-	Inspect = Query[migration.Guest]{define[None, migration.Guest]("inspect",
-		"Read the guest that is to leave.", migration.AccessLook, Quick, nil)}
+	Inspect = Query[migration.Guest]{before(migration.Before{Lock: true}, define[None, migration.Guest]("inspect",
+		"Read the guest that is to leave.", migration.AccessLook, Quick, nil))}
 
 	// CheckSource holds the destination's answer against the guest: which disks
 	// must be copied, which are shared, whether the move is possible at all.
@@ -20,8 +20,8 @@ var (
 		"Hold the destination's answer against the guest.", migration.AccessLook, Quick, nil)
 
 	// RecordContext makes the MigrationContext durable on the source.
-	RecordContext = Order[migration.Context]{define[migration.Context, None]("record-context",
-		"Make the MigrationContext durable on the source.", migration.AccessBegin, Quick, namesOfContext)}
+	RecordContext = Order[migration.Context]{before(migration.Before{Lock: true, Step: StepContext, Manage: true}, define[migration.Context, None]("record-context",
+		"Make the MigrationContext durable on the source.", migration.AccessBegin, Quick, namesOfContext))}
 
 	// DropContext is its undo.
 	DropContext = Step{define[None, None]("drop-context",
@@ -30,8 +30,8 @@ var (
 	// StartStream starts the hypervisor's migration job, or adopts the one in
 	// flight: there is never a second. It returns when the job is known to have
 	// started (or to be over).
-	StartStream = Order[migration.Stream]{define[migration.Stream, None]("start-stream",
-		"Start the hypervisor's job, or adopt the one in flight.", migration.AccessConductor, slow, nil)}
+	StartStream = Order[migration.Stream]{before(migration.Before{Lock: true}, define[migration.Stream, None]("start-stream",
+		"Start the hypervisor's job, or adopt the one in flight.", migration.AccessConductor, slow, nil))}
 
 	// StreamStatus is the job and the domain at one moment; cheap, polled.
 	StreamStatus = Query[migration.StreamStatus]{define[None, migration.StreamStatus]("stream-status",
@@ -45,8 +45,8 @@ var (
 	// `shut off (migrated)`, or gone where it was transient, the source durably
 	// surrenders the token. fault.Forbidden after Reclaim, or while the domain
 	// still has its memory.
-	Commit = Query[migration.Commit]{define[None, migration.Commit]("commit",
-		"The point of no return: the token leaves the source.", migration.AccessConductor, Quick, nil)}
+	Commit = Query[migration.Commit]{before(migration.Before{Lock: true}, define[None, migration.Commit]("commit",
+		"The point of no return: the token leaves the source.", migration.AccessConductor, Quick, nil))}
 
 	// Reclaim is the other decision, and the undo of StartStream: it aborts the
 	// job, waits for its end, sees that the source's domain still has its
@@ -63,8 +63,8 @@ var (
 	// CleanUpSource removes what the guest left behind after the destination
 	// answered bound: definition, disks that moved, context, claim; it runs the
 	// hooks of post_live_migration. Each removal happens only after Commit.
-	CleanUpSource = Step{define[None, None]("clean-up-source",
-		"Remove what the guest left behind.", migration.AccessConductor, slow, nil)}
+	CleanUpSource = Step{before(migration.Before{Lock: true}, define[None, None]("clean-up-source",
+		"Remove what the guest left behind.", migration.AccessConductor, slow, nil))}
 
 	// CheckDestination says whether the guest could come, with every reason why
 	// not in one answer (fault.DoesNotFit, fault.Forbidden, fault.Exists). It
@@ -77,12 +77,12 @@ var (
 	// Claim holds the guest's resources under the claim lock, with its
 	// MigrationContext, durably, and issues the stream's ticket. The claim is
 	// pending: RenewClaim keeps it.
-	Claim = define[migration.ClaimRequest, migration.ClaimAnswer]("claim",
+	Claim = before(migration.Before{Lock: true, Step: StepClaim, Manage: true}, define[migration.ClaimRequest, migration.ClaimAnswer]("claim",
 		"Hold the guest's resources, durably.", migration.AccessDestination, Quick, func(c migration.ClaimRequest) migration.Named {
 			n := namesOfContext(c.Context)
 			n.Evacuates = c.Kind == migration.TypeEvacuation
 			return n
-		})
+		}))
 
 	RenewClaim = Step{define[None, None]("renew-claim",
 		"Keep a pending claim.", migration.AccessDestination, Quick, nil)}
@@ -96,21 +96,21 @@ var (
 	// exclusively and marked as this migration's, networks, operator hooks
 	// (pre_live_migration); then makes the claim arriving. It answers with the
 	// documents for the destination, written from the destination's own claim.
-	PreLiveMigration = define[migration.PreLiveRequest, migration.Prepared]("pre-live-migration",
-		"Prepare the host for the guest.", migration.AccessDestination, slow, func(p migration.PreLiveRequest) migration.Named { return migration.Named{Source: p.Source} })
+	PreLiveMigration = before(migration.Before{Lock: true, Step: StepPreLiveMigration, Stops: true, Manage: true}, define[migration.PreLiveRequest, migration.Prepared]("pre-live-migration",
+		"Prepare the host for the guest.", migration.AccessDestination, slow, func(p migration.PreLiveRequest) migration.Named { return migration.Named{Source: p.Source} }))
 
 	// RollbackPreLiveMigration is the undo, after a half-done one too: ends a
 	// copy that arrived and is not the owner, removes exactly what was made,
 	// runs rollback_live_migration_at_destination. Refused (fault.Forbidden)
 	// when the token is here.
-	RollbackPreLiveMigration = Step{define[None, None]("rollback-pre-live-migration",
-		"Undo pre-live-migration.", migration.AccessDestination, slow, nil)}
+	RollbackPreLiveMigration = Step{before(migration.Before{Undoes: StepPreLiveMigration}, define[None, None]("rollback-pre-live-migration",
+		"Undo pre-live-migration.", migration.AccessDestination, slow, nil))}
 
 	// AcceptToken durably accepts the token named by the commit and then
 	// resumes the guest (unless its user had paused it). Refused unless the
 	// commit names the migration and attempt that this host's claim names.
-	AcceptToken = Order[migration.Commit]{define[migration.Commit, None]("accept-token",
-		"Accept the token, then resume the guest.", migration.AccessDestination, slow, namesOfCommit)}
+	AcceptToken = Order[migration.Commit]{before(migration.Before{Lock: true}, define[migration.Commit, None]("accept-token",
+		"Accept the token, then resume the guest.", migration.AccessDestination, slow, namesOfCommit))}
 
 	// DestinationStatus is what this host has of the migration at one moment:
 	// domain, claim and token. It changes nothing. Asked only where the source's
@@ -121,6 +121,6 @@ var (
 	// FinishDestination binds the claim, makes the definition persistent,
 	// announces the guest, runs post_live_migration_at_destination. Its success
 	// is the durable answer *bound*.
-	FinishDestination = Step{define[None, None]("finish-destination",
-		"Bind the claim, define, announce.", migration.AccessDestination, slow, nil)}
+	FinishDestination = Step{before(migration.Before{Lock: true}, define[None, None]("finish-destination",
+		"Bind the claim, define, announce.", migration.AccessDestination, slow, nil))}
 )

@@ -52,7 +52,7 @@ func (o Operation[In, Out]) Ask(ctx context.Context, h migration.Host, ref migra
 
 // By says how a host does the operation.
 func (o Operation[In, Out]) By(do func(context.Context, migration.Ref, In) (Out, error)) Handler {
-	return Handler{o.Operation, func(ctx context.Context, ref migration.Ref, in any) (any, error) {
+	return Handler{Operation: o.Operation, Do: func(ctx context.Context, ref migration.Ref, in any) (any, error) {
 		arg, ok := in.(In)
 		if !ok {
 			return nil, fault.New(fault.Internal, "%s: asked with %T", o.Name, in)
@@ -106,6 +106,10 @@ func (s Step) By(do func(context.Context, migration.Ref) error) Handler {
 type Handler struct {
 	Operation *migration.Operation
 	Do        func(ctx context.Context, ref migration.Ref, in any) (any, error)
+	// What follows is nil where the operation needs none; see UnlessDone, Unless and Then.
+	Done    func(ref migration.Ref) (bool, error)
+	Refused func(ctx context.Context, ref migration.Ref) error
+	Then    func(ctx context.Context, ref migration.Ref, in, out any) (any, error)
 }
 
 // Handlers are what one host does, by the operations' names.
@@ -121,15 +125,6 @@ func Handle(list ...Handler) Handlers {
 		out[h.Operation.Name] = h
 	}
 	return out
-}
-
-// Ask does one operation. fault.Invalid for one that this host does not do.
-func (hs Handlers) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
-	h, ok := hs[op.Name]
-	if !ok {
-		return nil, fault.New(fault.Invalid, "this host has no operation %s", op.Name)
-	}
-	return h.Do(ctx, ref, in)
 }
 
 // Without is a host that does some operations in another way, and all others as h does.

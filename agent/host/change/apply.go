@@ -13,6 +13,7 @@ import (
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // Apply is ApplyChange of migration.InPlaceVerbs.
@@ -21,14 +22,6 @@ func (c *Changes) Apply(ctx context.Context, ref migration.Ref) error {
 }
 
 func (c *Changes) apply(ctx context.Context, ref migration.Ref) error {
-	unlock, err := c.o.Memory.Turn(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	// A disk may be copied for minutes: the undo does not wait for it.
-	ctx, over := c.o.Memory.Stoppable(ctx, ref)
-	defer over()
 	rec, err := c.underWay(ref)
 	if err != nil || rec.Applied {
 		return err
@@ -79,7 +72,7 @@ func (c *Changes) apply(ctx context.Context, ref migration.Ref) error {
 	if err := c.mayReplace(ctx, ref, rec); err != nil {
 		return err
 	}
-	if _, err := c.o.Tracker.Exchange(ctx, memory.At(ref, StepApply), rec.kind()); err != nil {
+	if _, err := c.o.Tracker.Exchange(ctx, memory.At(ref, operation.StepApplyChange), rec.kind()); err != nil {
 		return err
 	}
 	for _, d := range rec.Disks {
@@ -155,10 +148,8 @@ func (r Record) sameDisks() error {
 // underWay is the record of a change whose preparation is done and whose undo has
 // not been here.
 func (c *Changes) underWay(ref migration.Ref) (Record, error) {
-	for _, step := range []string{StepPrepare, StepApply} {
-		if err := c.o.Memory.Late(ref, step); err != nil {
-			return Record{}, err
-		}
+	if err := c.o.Memory.Late(ref, operation.StepPrepChange); err != nil {
+		return Record{}, err
 	}
 	rec, found, err := c.record(ref)
 	switch {
@@ -240,17 +231,15 @@ func (c *Changes) Unapply(ctx context.Context, ref migration.Ref) error {
 	return fault.Wrap(c.unapply(ctx, ref), "take back the change of migration %s on %s", ref.Migration, c.o.Host)
 }
 
-func (c *Changes) unapply(ctx context.Context, ref migration.Ref) error {
-	unlock, err := c.o.Memory.BeginUndo(ctx, ref, StepApply, func() error {
-		if c.o.Memory.Buried(ref, StepKeepUnapply) {
-			return finishedChange(ref)
-		}
-		return nil
-	})
-	if err != nil {
-		return err
+// NotFinished refuses to take a change back that is past its end.
+func (c *Changes) NotFinished(_ context.Context, ref migration.Ref) error {
+	if c.o.Memory.Buried(ref, StepKeepUnapply) {
+		return finishedChange(ref)
 	}
-	defer unlock()
+	return nil
+}
+
+func (c *Changes) unapply(ctx context.Context, ref migration.Ref) error {
 	if err := c.o.Bench.Stop(ctx, ref); err != nil {
 		return err
 	}
@@ -330,11 +319,6 @@ func (c *Changes) Start(ctx context.Context, ref migration.Ref) error {
 }
 
 func (c *Changes) start(ctx context.Context, ref migration.Ref) error {
-	unlock, err := c.o.Memory.Turn(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	rec, err := c.underWay(ref)
 	switch {
 	case err != nil:
@@ -374,11 +358,6 @@ func (c *Changes) Finish(ctx context.Context, ref migration.Ref) error {
 }
 
 func (c *Changes) finish(ctx context.Context, ref migration.Ref) error {
-	unlock, err := c.o.Memory.Turn(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	rec, found, err := c.record(ref)
 	over := c.o.Memory.Buried(ref, StepKeepUnapply)
 	_, bound := c.boundBy(ref)
@@ -391,7 +370,7 @@ func (c *Changes) finish(ctx context.Context, ref migration.Ref) error {
 		return nil // done before, however long ago
 	case !found, !over && !rec.Applied:
 		return fault.New(fault.Forbidden, "migration %s, attempt %d was not applied on %s", ref.Migration, ref.Attempt, c.o.Host)
-	case !over && c.o.Memory.Buried(ref, StepApply):
+	case !over && c.o.Memory.Buried(ref, operation.StepApplyChange):
 		return fault.New(fault.Forbidden, "the change is being taken back")
 	}
 	// From here on nothing goes back.

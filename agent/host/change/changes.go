@@ -20,8 +20,6 @@ import (
 // Guests is what changes ask of the rest of the host. Whoever calls has the instance's
 // turn.
 type Guests interface {
-	// Managing is nil unless the host only observes.
-	Managing() error
 	// Inspect reads a guest of this host; see migration.SourceVerbs.
 	Inspect(ctx context.Context, instance string) (migration.Guest, error)
 	// Here is nil when the guest's token is here.
@@ -85,11 +83,9 @@ type Changes struct{ o Options }
 // New makes Changes. It reads and writes nothing.
 func New(o Options) *Changes { return &Changes{o: o} }
 
-// The steps under which the verbs of a change are buried (Prepare and Apply by their
-// undos, Unapply by Finish), and under which they remember.
+// StepKeepUnapply is the step of Unapply, for which Finish writes a tombstone; Memory is under what the
+// operations of a change keep their record.
 const (
-	StepPrepare     = "prep_change"
-	StepApply       = "apply_change"
 	StepKeepUnapply = "unapply_change"
 	Memory          = "change"
 )

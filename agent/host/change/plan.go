@@ -52,14 +52,6 @@ func (c *Changes) plan(ctx context.Context, instance string, want migration.Chan
 	if want.Flavor != nil && want.Image != nil {
 		return none, fault.New(fault.Invalid, "a flavor and an image: a guest is either resized or rebuilt")
 	}
-	if err := c.o.Guests.Managing(); err != nil {
-		return none, err
-	}
-	unlock, err := c.o.Memory.Turn(ctx, instance)
-	if err != nil {
-		return none, err
-	}
-	defer unlock()
 	g, err := c.o.Guests.Inspect(ctx, instance)
 	if err != nil {
 		return none, err

@@ -74,26 +74,18 @@ func (c *Changes) Prepare(ctx context.Context, ref migration.Ref, p migration.Pr
 	return fault.Wrap(c.prepare(ctx, ref, p), "prepare the change of %s on %s", p.Guest.Name, c.o.Host)
 }
 
+// Prepared reports whether an attempt's preparation is done.
+func (c *Changes) Prepared(ref migration.Ref) (bool, error) {
+	rec, found, err := c.record(ref)
+	return found && rec.Ready, err
+}
+
 func (c *Changes) prepare(ctx context.Context, ref migration.Ref, p migration.PrepRequest) error {
 	if p.Kind != migration.TypeResize && p.Kind != migration.TypeRebuild || p.Guest.UUID != ref.Instance || p.Guest.Definition == "" {
 		return fault.New(fault.Invalid, "want a resize or a rebuild of the guest %s, with its definition", ref.Instance)
 	}
-	unlock, err := c.o.Memory.Turn(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	// Before it is seen whether the undo has come: one that comes later finds it.
-	ctx, over := c.o.Memory.Stoppable(ctx, ref)
-	defer over()
-	if err := c.o.Memory.Late(ref, StepPrepare); err != nil {
-		return err
-	}
 	rec, found, err := c.record(ref)
 	if err != nil || found && rec.Ready {
-		return err
-	}
-	if err := c.o.Guests.Managing(); err != nil {
 		return err
 	}
 	if !found {
@@ -251,11 +243,6 @@ func (c *Changes) RollbackPrepare(ctx context.Context, ref migration.Ref) error 
 }
 
 func (c *Changes) rollbackPrepare(ctx context.Context, ref migration.Ref) error {
-	unlock, err := c.o.Memory.BeginUndo(ctx, ref, StepPrepare, func() error { return c.mayRollBack(ref) })
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	if err := c.o.Bench.Stop(ctx, ref); err != nil {
 		return err
 	}
@@ -286,8 +273,8 @@ func (c *Changes) rollbackPrepare(ctx context.Context, ref migration.Ref) error 
 	return c.o.Memory.Forget(ctx, ref, Memory)
 }
 
-// mayRollBack refuses to take the preparation of a guest away that uses it.
-func (c *Changes) mayRollBack(ref migration.Ref) error {
+// NotChanged refuses to take the preparation of a guest away that uses it.
+func (c *Changes) NotChanged(_ context.Context, ref migration.Ref) error {
 	rec, found, err := c.record(ref)
 	switch {
 	case err != nil:

@@ -47,11 +47,6 @@ func (s *Streams) Start(ctx context.Context, ref migration.Ref, m migration.Stre
 }
 
 func (s *Streams) start(ctx context.Context, ref migration.Ref, m migration.Stream) error {
-	unlock, err := s.o.Memory.Turn(ctx, ref.Instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	if s.migrator == nil {
 		return fault.New(fault.Forbidden, "the hypervisor of %s cannot live-migrate", s.o.Host)
 	}
