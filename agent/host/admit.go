@@ -7,6 +7,7 @@ import (
 
 	"berth/agent/host/admission"
 	"berth/agent/host/disks"
+	"berth/agent/host/memory"
 	"berth/agent/host/volumes"
 	"berth/claims"
 	"berth/driver"
@@ -290,7 +291,7 @@ func (h *Host) PreparedXML(instance, id string) (string, error) {
 		if c.Owner.Kind != claims.KindLiveMigration || c.Owner.Migration != id {
 			continue
 		}
-		rec, found, err := recall[preparation](h, refOf(c.Owner), memoryPrepared)
+		rec, found, err := memory.Recall[preparation](h.memory, refOf(c.Owner), memoryPrepared)
 		if err != nil {
 			return "", err
 		}

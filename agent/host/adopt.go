@@ -78,7 +78,7 @@ func (h *Host) Adopt(ctx context.Context, id string) ([]Adopted, error) {
 
 // adoptOne adopts one guest; among all, what a move holds is passed over.
 func (h *Host) adoptOne(ctx context.Context, uuid string, amongAll bool) (Adopted, error) {
-	unlock, err := h.lock(ctx, uuid)
+	unlock, err := h.memory.Lock(ctx, uuid)
 	if err != nil {
 		return Adopted{}, err
 	}

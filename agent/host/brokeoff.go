@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 
+	"berth/agent/host/memory"
 	"berth/agent/host/vanished"
 	"berth/claims"
 )
@@ -26,14 +27,14 @@ func noteDefining(ctx context.Context, h *Host, inst claims.Instance) error {
 			rec.Folder = now.Identity
 		}
 	}
-	return h.remember(ctx, creation(inst.UUID), memoryDefining, rec)
+	return h.memory.Remember(ctx, creation(inst.UUID), memoryDefining, rec)
 }
 
 // neverDefined is nil where the instance of a creation that broke off, and that the hypervisor does
 // not list, has no definition: none was asked for, or the folder of definitions has none. Else it
 // is fault.InDoubt.
 func neverDefined(ctx context.Context, h *Host, owner claims.Owner) error {
-	rec, found, err := recall[defining](h, creation(owner.Instance), memoryDefining)
+	rec, found, err := memory.Recall[defining](h.memory, creation(owner.Instance), memoryDefining)
 	if err != nil || !found {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"berth/agent/host/memory"
 	"berth/agent/host/volumes"
 	"berth/claims"
 	"berth/driver/libvirt/domainxml"
@@ -45,7 +46,7 @@ func (h *Host) readVolumes(ctx context.Context, ref migration.Ref) (migration.Vo
 	}
 	of := ref
 	of.Attempt = h.tracker.Accepted(ref.Migration)
-	rec, found, err := recall[coldPreparation](h, of, memoryPreparedCold)
+	rec, found, err := memory.Recall[coldPreparation](h.memory, of, memoryPreparedCold)
 	if err != nil {
 		return v, err
 	}
@@ -345,7 +346,7 @@ func (h *Host) carryVolumes(ctx context.Context, ref migration.Ref, v migration.
 	if err != nil {
 		return err
 	}
-	was, _, err := recallEarlier[poweredOff](h, ref, memoryPower)
+	was, _, err := memory.RecallEarlier[poweredOff](h.memory, ref, memoryPower)
 	if err != nil {
 		return err
 	}
@@ -376,7 +377,7 @@ func (h *Host) carryVolumes(ctx context.Context, ref migration.Ref, v migration.
 		// libvirt is asked while there is a way back: past it the guest would be nobody's
 		// for as long as libvirt refuses.
 		rec.Kept = kept
-		if err := h.remember(ctx, ref, memoryCarried, rec); err != nil {
+		if err := h.memory.Remember(ctx, ref, memoryCarried, rec); err != nil {
 			return err
 		}
 		refused := h.driver.Define(ctx, next)
@@ -391,12 +392,12 @@ func (h *Host) carryVolumes(ctx context.Context, ref migration.Ref, v migration.
 		}
 		rec.Kept = ""
 	}
-	return h.remember(ctx, ref, memoryCarried, rec)
+	return h.memory.Remember(ctx, ref, memoryCarried, rec)
 }
 
 // asKept takes back what a trial of the new definition has left.
 func (h *Host) asKept(ctx context.Context, ref migration.Ref) error {
-	rec, found, err := recall[carriedVolumes](h, ref, memoryCarried)
+	rec, found, err := memory.Recall[carriedVolumes](h.memory, ref, memoryCarried)
 	if err != nil || !found {
 		return err
 	}
@@ -405,7 +406,7 @@ func (h *Host) asKept(ctx context.Context, ref migration.Ref) error {
 			return err
 		}
 	}
-	return h.tracker.Unremember(ctx, at(ref, memoryCarried))
+	return h.tracker.Unremember(ctx, memory.At(ref, memoryCarried))
 }
 
 // mayCarry refuses, with every reason, disks that this host cannot give the guest as the
@@ -538,7 +539,7 @@ func withVolumes(kept, was string, v migration.VolumeChanges) (string, error) {
 
 // takenAlong is a kept definition with what the guest brings along by this revert.
 func (h *Host) takenAlong(ref migration.Ref, kept, was string) (string, error) {
-	rec, found, err := recall[carriedVolumes](h, ref, memoryCarried)
+	rec, found, err := memory.Recall[carriedVolumes](h.memory, ref, memoryCarried)
 	if err != nil || !found {
 		return kept, err
 	}

@@ -6,6 +6,7 @@ import (
 
 	"berth/agent/host/change"
 	"berth/agent/host/fileusers"
+	"berth/agent/host/memory"
 	"berth/agent/host/remake"
 	"berth/claims"
 	"berth/driver"
@@ -80,7 +81,7 @@ func (g changedGuests) ProvenOff(ctx context.Context, d driver.Domain, was strin
 }
 
 func (g changedGuests) Wish(ref migration.Ref) (migration.PowerState, bool, error) {
-	off, found, err := recall[poweredOff](g.h, ref, memoryPower)
+	off, found, err := memory.Recall[poweredOff](g.h.memory, ref, memoryPower)
 	return off.Power, found, err
 }
 

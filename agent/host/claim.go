@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -141,10 +142,10 @@ func (h *Host) abortClaim(ctx context.Context, ref migration.Ref) error {
 	}
 	// Buried before the lock: a claim that is being made meanwhile is aborted
 	// below, and none can follow it.
-	if err := h.tracker.Bury(ctx, at(ref, operation.StepClaim)); err != nil {
+	if err := h.tracker.Bury(ctx, memory.At(ref, operation.StepClaim)); err != nil {
 		return err
 	}
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
@@ -164,7 +165,7 @@ func (h *Host) abortClaim(ctx context.Context, ref migration.Ref) error {
 		} else if exists && c.State == claims.Arriving {
 			return fault.New(fault.Busy, "a copy of the guest is still here: roll back %s first", operation.StepPreLiveMigration)
 		}
-		if err := h.tracker.Abort(ctx, at(ref, operation.StepClaim)); err != nil {
+		if err := h.tracker.Abort(ctx, memory.At(ref, operation.StepClaim)); err != nil {
 			return err
 		}
 	}
@@ -182,10 +183,10 @@ func (h *Host) changes(ref migration.Ref) bool {
 // the guest uses it.
 func (h *Host) abortChange(ctx context.Context, ref migration.Ref) error {
 	// Buried before the lock: see abortClaim.
-	if err := h.tracker.Bury(ctx, at(ref, operation.StepClaim)); err != nil {
+	if err := h.tracker.Bury(ctx, memory.At(ref, operation.StepClaim)); err != nil {
 		return err
 	}
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
@@ -197,7 +198,7 @@ func (h *Host) abortChange(ctx context.Context, ref migration.Ref) error {
 	if err := h.tracker.ForgetMigration(ctx, ref.Migration); err != nil {
 		return err
 	}
-	return h.tracker.Abort(ctx, at(ref, operation.StepClaim))
+	return h.tracker.Abort(ctx, memory.At(ref, operation.StepClaim))
 }
 
 // arrived reports whether the token is here and this migration has, or may have,
@@ -212,9 +213,9 @@ func (h *Host) arrived(ref migration.Ref) bool {
 	_, bound := h.boundBy(ref)
 	_, claimed := h.tracker.ByOwner(h.owner(ref))
 	// A record that cannot be read is one that is there.
-	_, prepared, err := recall[preparation](h, ref, memoryPrepared)
-	_, preparedCold, coldErr := recall[coldPreparation](h, ref, memoryPreparedCold)
-	_, evacuated, evacuatedErr := recall[lost](h, ref, memoryEvacuation)
+	_, prepared, err := memory.Recall[preparation](h.memory, ref, memoryPrepared)
+	_, preparedCold, coldErr := memory.Recall[coldPreparation](h.memory, ref, memoryPreparedCold)
+	_, evacuated, evacuatedErr := memory.Recall[lost](h.memory, ref, memoryEvacuation)
 	return inst.Token.Migration == ref.Migration || bound || claimed || prepared || err != nil || preparedCold || coldErr != nil || evacuated || evacuatedErr != nil
 }
 
@@ -236,16 +237,16 @@ func (h *Host) recordContext(ctx context.Context, ref migration.Ref, c migration
 		}
 		defer done()
 	}
-	return h.tracker.RecordContext(ctx, at(ref, operation.StepContext), ledgerContext(ref, c))
+	return h.tracker.RecordContext(ctx, memory.At(ref, operation.StepContext), ledgerContext(ref, c))
 }
 
 // dropContext does operation.DropContext. It is the last undo on a source, and takes along what the
 // stream of this attempt remembered.
 func (h *Host) dropContext(ctx context.Context, ref migration.Ref) error {
-	if err := h.tracker.Bury(ctx, at(ref, operation.StepContext)); err != nil {
+	if err := h.tracker.Bury(ctx, memory.At(ref, operation.StepContext)); err != nil {
 		return err
 	}
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
@@ -260,5 +261,5 @@ func (h *Host) dropContext(ctx context.Context, ref migration.Ref) error {
 	if err := h.forgetStream(ctx, ref); err != nil {
 		return err
 	}
-	return h.tracker.DropContext(ctx, at(ref, operation.StepContext))
+	return h.tracker.DropContext(ctx, memory.At(ref, operation.StepContext))
 }

@@ -8,6 +8,7 @@ import (
 
 	"berth/agent/host/fileusers"
 	"berth/agent/host/hooks"
+	"berth/agent/host/phases"
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
@@ -59,7 +60,7 @@ func (h *Host) cleanUpSource(ctx context.Context, ref migration.Ref) error {
 		if _, err := h.removeMoved(ctx, ref, asked.Copied); err != nil {
 			return err
 		}
-		if err := h.phase(ctx, ref, phaseRequest{
+		if err := h.phases.Run(ctx, ref, phases.Request{
 			Phase: hooks.PostLiveMigration, Kind: migration.TypeLiveMigration, Source: h.o.Name, Destination: c.To, XML: asked.DomainXML, Power: asked.PowerState,
 		}); err != nil {
 			return err

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"berth/agent/host/hooks"
+	"berth/agent/host/memory"
+	"berth/agent/host/phases"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -28,7 +30,7 @@ func (h *Host) confirmSource(ctx context.Context, ref migration.Ref) error {
 	if _, err := witnessed(ctx, h, ref); err != nil {
 		return err
 	}
-	rec, _, err := recall[poweredOff](h, ref, memoryPower)
+	rec, _, err := memory.Recall[poweredOff](h.memory, ref, memoryPower)
 	if err != nil {
 		return err
 	}
@@ -42,7 +44,7 @@ func (h *Host) confirmSource(ctx context.Context, ref migration.Ref) error {
 	if _, err := h.removeMoved(ctx, ref, shipped); err != nil {
 		return err
 	}
-	if err := h.phase(ctx, ref, phaseRequest{
+	if err := h.phases.Run(ctx, ref, phases.Request{
 		Phase: hooks.ConfirmResize, Kind: rec.Kind, Source: h.o.Name, Destination: c.To, XML: rec.Definition, Power: rec.Power,
 	}); err != nil {
 		return err
@@ -83,7 +85,7 @@ const askBeforeDrop = 3 * time.Minute
 
 // confirmDestination does operation.ConfirmDestination.
 func (h *Host) confirmDestination(ctx context.Context, ref migration.Ref) error {
-	rec, found, err := recall[coldPreparation](h, ref, memoryPreparedCold)
+	rec, found, err := memory.Recall[coldPreparation](h.memory, ref, memoryPreparedCold)
 	switch {
 	case err != nil:
 		return err
@@ -114,7 +116,7 @@ func (h *Host) confirmDestination(ctx context.Context, ref migration.Ref) error 
 	if err := h.dock.Keep(ctx, ref); err != nil {
 		return err
 	}
-	if err := h.tracker.DropContext(ctx, at(ref, "")); err != nil {
+	if err := h.tracker.DropContext(ctx, memory.At(ref, "")); err != nil {
 		return err
 	}
 	return h.tracker.ForgetMigration(ctx, ref.Migration)

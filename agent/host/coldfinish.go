@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"berth/agent/host/hooks"
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
@@ -12,7 +13,7 @@ import (
 
 // finishResize does operation.FinishResize.
 func (h *Host) finishResize(ctx context.Context, ref migration.Ref) error {
-	rec, found, err := recall[coldPreparation](h, ref, memoryPreparedCold)
+	rec, found, err := memory.Recall[coldPreparation](h.memory, ref, memoryPreparedCold)
 	if err != nil {
 		return err
 	}
@@ -36,15 +37,15 @@ func (h *Host) finishResize(ctx context.Context, ref migration.Ref) error {
 			return err
 		}
 		rec.Started = true
-		if err := h.remember(ctx, ref, memoryPreparedCold, rec); err != nil {
+		if err := h.memory.Remember(ctx, ref, memoryPreparedCold, rec); err != nil {
 			return err
 		}
 	}
-	if err := h.phase(ctx, ref, rec.phase(h, hooks.FinishResize)); err != nil {
+	if err := h.phases.Run(ctx, ref, rec.phase(h, hooks.FinishResize)); err != nil {
 		return err
 	}
 	rec.Finished = true
-	return h.remember(ctx, ref, memoryPreparedCold, rec)
+	return h.memory.Remember(ctx, ref, memoryPreparedCold, rec)
 }
 
 // makeLive gives a guest that came while it was off its definition, its claim and its

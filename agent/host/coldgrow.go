@@ -57,7 +57,7 @@ func (h *Host) growShared(ctx context.Context, ref migration.Ref, rec *coldPrepa
 			return err
 		}
 		i, rec.Grown = len(rec.Grown), append(rec.Grown, changedDisk{Replaced: r, Target: d.Target, Format: d.Format, Size: size})
-		if err := h.remember(ctx, ref, memoryPreparedCold, *rec); err != nil {
+		if err := h.memory.Remember(ctx, ref, memoryPreparedCold, *rec); err != nil {
 			return err
 		}
 	}
@@ -66,7 +66,7 @@ func (h *Host) growShared(ctx context.Context, ref migration.Ref, rec *coldPrepa
 		if err := h.buildDisk(ctx, ref, one, nil); err != nil {
 			return err
 		}
-		if err := h.remember(ctx, ref, memoryPreparedCold, *rec); err != nil {
+		if err := h.memory.Remember(ctx, ref, memoryPreparedCold, *rec); err != nil {
 			return err
 		}
 	}
@@ -88,7 +88,7 @@ func (h *Host) putBackGrown(ctx context.Context, ref migration.Ref, rec *coldPre
 		}
 	}
 	rec.PutBack = true
-	return h.remember(ctx, ref, memoryPreparedCold, *rec)
+	return h.memory.Remember(ctx, ref, memoryPreparedCold, *rec)
 }
 
 // spaceToGrow is checkGrown and mayGrow for the disks that are not shipped: the space that was there when

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
@@ -33,7 +34,7 @@ func (h *Host) handOver(ctx context.Context, ref migration.Ref, to string) (migr
 	if back {
 		by.Attempt = h.tracker.Accepted(ref.Migration) // of whose claim the context is until it is bound
 	}
-	mc, ok := h.contextOf(by)
+	mc, ok := h.phases.ContextOf(by)
 	if c, left := h.tracker.Committed(ref.Migration); left && c.Attempt == ref.Attempt && c.Instance == ref.Instance && c.To == to {
 		if err := h.letGo(ctx, ref); err != nil {
 			return none, err
@@ -46,14 +47,14 @@ func (h *Host) handOver(ctx context.Context, ref migration.Ref, to string) (migr
 	if peer := otherSide(mc, back); to != peer {
 		return none, fault.New(fault.Forbidden, "the guest goes to %s, by what is recorded on %s", peer, h.o.Name)
 	}
-	rec, found, err := recall[poweredOff](h, ref, memoryPower)
+	rec, found, err := memory.Recall[poweredOff](h.memory, ref, memoryPower)
 	if err != nil {
 		return none, err
 	}
 	if !found || !rec.Off || rec.On {
 		return none, fault.New(fault.Forbidden, "the guest was not powered off by attempt %d", ref.Attempt)
 	}
-	if err := h.late(ref, operation.StepPowerOff); err != nil {
+	if err := h.memory.Late(ref, operation.StepPowerOff); err != nil {
 		return none, err
 	}
 	if err := h.isOff(ctx, ref, back); err != nil {
@@ -84,7 +85,7 @@ func (h *Host) handOver(ctx context.Context, ref migration.Ref, to string) (migr
 			return none, err
 		}
 	}
-	c, err := h.tracker.SurrenderHeld(ctx, at(ref, ""), claims.KindResize, to, rec.Power)
+	c, err := h.tracker.SurrenderHeld(ctx, memory.At(ref, ""), claims.KindResize, to, rec.Power)
 	if err != nil {
 		return none, err
 	}
@@ -158,7 +159,7 @@ func (h *Host) letGo(ctx context.Context, ref migration.Ref) error {
 	if !h.came(ref) {
 		return nil
 	}
-	rec, at, err := recallEarlier[coldPreparation](h, ref, memoryPreparedCold)
+	rec, at, err := memory.RecallEarlier[coldPreparation](h.memory, ref, memoryPreparedCold)
 	if err != nil {
 		return err
 	}
@@ -168,10 +169,10 @@ func (h *Host) letGo(ctx context.Context, ref migration.Ref) error {
 // letGoCold is letGo for whoever asks what became of an attempt by which a guest was
 // handed over while it was off: its conductor may have died before it was done.
 func (h *Host) letGoCold(ctx context.Context, ref migration.Ref) error {
-	if _, cold, err := recall[poweredOff](h, ref, memoryPower); err != nil || !cold {
+	if _, cold, err := memory.Recall[poweredOff](h.memory, ref, memoryPower); err != nil || !cold {
 		return err
 	}
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
@@ -200,7 +201,7 @@ func (h *Host) endLeft(ctx context.Context, ref migration.Ref) error {
 // keepGuest does operation.KeepGuest.
 func (h *Host) keepGuest(ctx context.Context, ref migration.Ref) error {
 	// Before its turn: a hand-over under way either was first, or never happens.
-	err := h.tracker.RefuseCommit(ctx, at(ref, ""))
+	err := h.tracker.RefuseCommit(ctx, memory.At(ref, ""))
 	if errors.Is(err, fault.NotFound) {
 		return nil // the guest was deleted: there is nothing to hand over
 	}
@@ -234,7 +235,7 @@ func (h *Host) acceptHanded(ctx context.Context, ref migration.Ref, c migration.
 // comes is the record of a guest whose token comes: as its preparation has it; of one
 // that comes back, as it was kept here.
 func (h *Host) comes(ctx context.Context, ref migration.Ref) (claims.Instance, error) {
-	rec, found, err := recall[coldPreparation](h, ref, memoryPreparedCold)
+	rec, found, err := memory.Recall[coldPreparation](h.memory, ref, memoryPreparedCold)
 	if err != nil {
 		return claims.Instance{}, err
 	}

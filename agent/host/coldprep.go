@@ -4,6 +4,8 @@ import (
 	"context"
 
 	"berth/agent/host/hooks"
+	"berth/agent/host/memory"
+	"berth/agent/host/phases"
 	"berth/claims"
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
@@ -39,8 +41,8 @@ type coldPreparation struct {
 	Finished bool `json:"finished,omitempty"`
 }
 
-func (r coldPreparation) phase(h *Host, phase string) phaseRequest {
-	return phaseRequest{Phase: phase, Kind: r.Kind, Source: r.Source, Destination: h.o.Name, XML: r.DomainXML}
+func (r coldPreparation) phase(h *Host, phase string) phases.Request {
+	return phases.Request{Phase: phase, Kind: r.Kind, Source: r.Source, Destination: h.o.Name, XML: r.DomainXML}
 }
 
 // prepResize does operation.PrepResize.
@@ -50,7 +52,7 @@ func (h *Host) prepResize(ctx context.Context, ref migration.Ref, p migration.Pr
 	if !ok || claim.State != claims.Pending && claim.State != claims.Arriving {
 		return none, fault.New(fault.Forbidden, "no claim on %s names migration %s, attempt %d", h.o.Name, ref.Migration, ref.Attempt)
 	}
-	rec, found, err := recall[coldPreparation](h, ref, memoryPreparedCold)
+	rec, found, err := memory.Recall[coldPreparation](h.memory, ref, memoryPreparedCold)
 	if err != nil {
 		return none, err
 	}
@@ -73,7 +75,7 @@ func (h *Host) prepResize(ctx context.Context, ref migration.Ref, p migration.Pr
 		return none, err
 	}
 	// On record before anything is made: also what is made by hooks.
-	if err := h.remember(ctx, ref, memoryPreparedCold, rec); err != nil {
+	if err := h.memory.Remember(ctx, ref, memoryPreparedCold, rec); err != nil {
 		return none, err
 	}
 	if err := h.prepareConnections(ctx, ref, rec.Definition); err != nil {
@@ -90,7 +92,7 @@ func (h *Host) prepResize(ctx context.Context, ref migration.Ref, p migration.Pr
 	if err != nil {
 		return none, err
 	}
-	if err := h.phase(ctx, ref, rec.phase(h, hooks.PrepResize)); err != nil {
+	if err := h.phases.Run(ctx, ref, rec.phase(h, hooks.PrepResize)); err != nil {
 		return none, err
 	}
 	// Arriving before the answer: from here on the token may come, and the claim must
@@ -99,7 +101,7 @@ func (h *Host) prepResize(ctx context.Context, ref migration.Ref, p migration.Pr
 		return none, err
 	}
 	rec.Prepared = &migration.PreparedCold{Files: files}
-	if err := h.remember(ctx, ref, memoryPreparedCold, rec); err != nil {
+	if err := h.memory.Remember(ctx, ref, memoryPreparedCold, rec); err != nil {
 		return none, err
 	}
 	return *rec.Prepared, nil
@@ -118,7 +120,7 @@ func (h *Host) rollbackPrepResize(ctx context.Context, ref migration.Ref) error 
 
 // preparedCold reports whether an attempt's preparation has given its answer.
 func (h *Host) preparedCold(ref migration.Ref) (bool, error) {
-	rec, found, err := recall[coldPreparation](h, ref, memoryPreparedCold)
+	rec, found, err := memory.Recall[coldPreparation](h.memory, ref, memoryPreparedCold)
 	return found && rec.Prepared != nil, err
 }
 
@@ -133,7 +135,7 @@ func (h *Host) notAccepted(_ context.Context, ref migration.Ref) error {
 // undoColdPreparation removes exactly what the preparation of an attempt made, and runs
 // the hooks of the phase by which it ends.
 func (h *Host) undoColdPreparation(ctx context.Context, ref migration.Ref, phase string) error {
-	rec, found, err := recall[coldPreparation](h, ref, memoryPreparedCold)
+	rec, found, err := memory.Recall[coldPreparation](h.memory, ref, memoryPreparedCold)
 	if err != nil || !found {
 		return err
 	}
@@ -146,11 +148,11 @@ func (h *Host) undoColdPreparation(ctx context.Context, ref migration.Ref, phase
 	if err := h.undoConnections(ctx, ref); err != nil {
 		return err
 	}
-	if err := h.phase(ctx, ref, rec.phase(h, phase)); err != nil {
+	if err := h.phases.Run(ctx, ref, rec.phase(h, phase)); err != nil {
 		return err
 	}
-	if err := h.forgetPhases(ctx, ref); err != nil {
+	if err := h.phases.Forget(ctx, ref); err != nil {
 		return err
 	}
-	return h.tracker.Unremember(ctx, at(ref, memoryPreparedCold))
+	return h.tracker.Unremember(ctx, memory.At(ref, memoryPreparedCold))
 }

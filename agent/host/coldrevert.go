@@ -6,6 +6,8 @@ import (
 	"errors"
 
 	"berth/agent/host/hooks"
+	"berth/agent/host/memory"
+	"berth/agent/host/phases"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -29,7 +31,7 @@ func (h *Host) awaitReturn(ctx context.Context, ref migration.Ref) error {
 	if err := h.returnable(ctx, ref); err != nil {
 		return err
 	}
-	_, err := h.tracker.AwaitReturn(ctx, at(ref, operation.StepReturn), claims.KindResize)
+	_, err := h.tracker.AwaitReturn(ctx, memory.At(ref, operation.StepReturn), claims.KindResize)
 	return err
 }
 
@@ -38,7 +40,7 @@ func (h *Host) awaitReturn(ctx context.Context, ref migration.Ref) error {
 // is made again from that.
 func (h *Host) returnable(ctx context.Context, ref migration.Ref) error {
 	var no refusal
-	was, _, err := recallEarlier[poweredOff](h, ref, memoryPower)
+	was, _, err := memory.RecallEarlier[poweredOff](h.memory, ref, memoryPower)
 	if err != nil {
 		return err
 	}
@@ -101,10 +103,10 @@ func (h *Host) returnAccepted(ref migration.Ref) (bool, error) { return h.accept
 // cancelReturn does operation.CancelReturn.
 func (h *Host) cancelReturn(ctx context.Context, ref migration.Ref) error {
 	// It buries the step first: what is carried later than that is refused.
-	if err := h.tracker.CancelReturn(ctx, at(ref, operation.StepReturn), claims.KindResize); err != nil {
+	if err := h.tracker.CancelReturn(ctx, memory.At(ref, operation.StepReturn), claims.KindResize); err != nil {
 		return err
 	}
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
@@ -122,11 +124,11 @@ func (h *Host) finishRevert(ctx context.Context, ref migration.Ref) error {
 	case !h.accepted(ref):
 		return fault.New(fault.Forbidden, "the token did not come back here by attempt %d", ref.Attempt)
 	}
-	was, _, err := recallEarlier[poweredOff](h, ref, memoryPower)
+	was, _, err := memory.RecallEarlier[poweredOff](h.memory, ref, memoryPower)
 	if err != nil {
 		return err
 	}
-	rec, _, err := recall[returned](h, ref, memoryReturned)
+	rec, _, err := memory.Recall[returned](h.memory, ref, memoryReturned)
 	if err != nil {
 		return err
 	}
@@ -138,19 +140,19 @@ func (h *Host) finishRevert(ctx context.Context, ref migration.Ref) error {
 		if err := h.makeLiveAgain(ctx, ref, was); err != nil {
 			return errors.Join(hooked, err)
 		}
-		if err := h.remember(ctx, ref, memoryReturned, returned{Started: true}); err != nil {
+		if err := h.memory.Remember(ctx, ref, memoryReturned, returned{Started: true}); err != nil {
 			return err
 		}
 	}
 	if hooked != nil {
 		return hooked // it is run again, and the guest does not wait for it
 	}
-	if err := h.phase(ctx, ref, phaseRequest{
+	if err := h.phases.Run(ctx, ref, phases.Request{
 		Phase: hooks.FinishRevertResize, Kind: was.Kind, Source: h.o.Name, Destination: mc.Destination, XML: was.Definition, Power: was.Power,
 	}); err != nil {
 		return err
 	}
-	if err := h.tracker.DropContext(ctx, at(ref, "")); err != nil {
+	if err := h.tracker.DropContext(ctx, memory.At(ref, "")); err != nil {
 		return err
 	}
 	return h.tracker.ForgetMigration(ctx, ref.Migration)

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"berth/agent/host/hooks"
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
@@ -34,7 +35,7 @@ func (h *Host) coldArrivals() []pendingArrival {
 		if c.State == claims.Pending {
 			a.claim = arrivalPending
 		}
-		mc, known := h.contextOf(a.ref)
+		mc, known := h.phases.ContextOf(a.ref)
 		if h.inPlace(mc.Source, mc.Destination) {
 			continue
 		}
@@ -42,25 +43,25 @@ func (h *Host) coldArrivals() []pendingArrival {
 		if known && mc.Source == h.o.Name {
 			a.source, a.way = mc.Destination, wayBack
 		}
-		seen[streamKey(a.ref)] = true
+		seen[memory.Key(a.ref)] = true
 		out = append(out, a)
 	}
 	// A claim whose lease was over while it was prepared, and a guest that was bound and
 	// not finished.
 	for _, r := range h.tracker.Remembering(memoryPreparedCold) {
-		rec, found, err := recall[coldPreparation](h, r, memoryPreparedCold)
+		rec, found, err := memory.Recall[coldPreparation](h.memory, r, memoryPreparedCold)
 		if err != nil || !found || rec.Finished {
 			continue
 		}
 		ref := migration.Ref{Migration: r.Migration, Instance: rec.Instance.UUID, Attempt: r.Attempt}
-		if seen[streamKey(ref)] || h.goneOn(ref) || h.takenBack(ownerOf(ref, claims.KindResize)) || h.Foreign(ownerOf(ref, claims.KindResize)) {
+		if seen[memory.Key(ref)] || h.goneOn(ref) || h.takenBack(ownerOf(ref, claims.KindResize)) || h.Foreign(ownerOf(ref, claims.KindResize)) {
 			continue
 		}
 		out = append(out, pendingArrival{ref: ref, source: rec.Source, claim: arrivalNone, way: wayCold})
 	}
 	for _, mc := range h.tracker.Contexts() {
 		ref := migration.Ref{Migration: mc.Migration, Instance: mc.Instance, Attempt: h.tracker.Accepted(mc.Migration)}
-		if mc.Source == h.o.Name && ref.Attempt > 0 && !seen[streamKey(ref)] && h.accepted(ref) && !h.Foreign(ownerOf(ref, claims.KindResize)) {
+		if mc.Source == h.o.Name && ref.Attempt > 0 && !seen[memory.Key(ref)] && h.accepted(ref) && !h.Foreign(ownerOf(ref, claims.KindResize)) {
 			out = append(out, pendingArrival{ref: ref, source: mc.Destination, claim: arrivalNone, way: wayBack})
 		}
 	}
@@ -109,11 +110,11 @@ func (h *Host) wayOf(ref migration.Ref) way {
 		return wayEvacuated
 	}
 	if h.owner(ref).Kind != claims.KindResize {
-		if _, found, err := recall[coldPreparation](h, ref, memoryPreparedCold); err == nil && !found {
+		if _, found, err := memory.Recall[coldPreparation](h.memory, ref, memoryPreparedCold); err == nil && !found {
 			return wayLive
 		}
 	}
-	if mc, ok := h.contextOf(ref); ok && mc.Source == h.o.Name {
+	if mc, ok := h.phases.ContextOf(ref); ok && mc.Source == h.o.Name {
 		return wayBack
 	}
 	return wayCold
@@ -122,10 +123,10 @@ func (h *Host) wayOf(ref migration.Ref) way {
 // forgetColdArrival removes what is left of a guest that had come here while it was off,
 // and whose token has gone back by an operator's word.
 func (h *Host) forgetColdArrival(ctx context.Context, ref migration.Ref) error {
-	if _, found, err := recall[coldPreparation](h, ref, memoryPreparedCold); err != nil || !found {
+	if _, found, err := memory.Recall[coldPreparation](h.memory, ref, memoryPreparedCold); err != nil || !found {
 		return err
 	}
-	if err := h.tracker.Bury(ctx, at(ref, operation.StepPrepResize)); err != nil {
+	if err := h.tracker.Bury(ctx, memory.At(ref, operation.StepPrepResize)); err != nil {
 		return err
 	}
 	return h.undoColdPreparation(ctx, ref, hooks.RevertResize)
@@ -137,7 +138,7 @@ func (h *Host) cameWhole(a pendingArrival) error {
 	if a.way == wayBack {
 		return nil // all that it was stayed here
 	}
-	rec, found, err := recall[coldPreparation](h, a.ref, memoryPreparedCold)
+	rec, found, err := memory.Recall[coldPreparation](h.memory, a.ref, memoryPreparedCold)
 	if err != nil {
 		return err
 	}
@@ -158,7 +159,7 @@ func (h *Host) coldEpoch(a pendingArrival) (uint64, error) {
 	if a.way == wayBack {
 		return h.epoch(a.ref.Instance) + 1, nil
 	}
-	rec, _, err := recall[coldPreparation](h, a.ref, memoryPreparedCold)
+	rec, _, err := memory.Recall[coldPreparation](h.memory, a.ref, memoryPreparedCold)
 	if err != nil {
 		return 0, err
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"berth/agent/host/memory"
 	"berth/agent/host/networks"
 	"berth/agent/host/volumes"
 	"berth/driver"
@@ -128,7 +129,7 @@ func (h *Host) prepareConnections(ctx context.Context, ref migration.Ref, text s
 	if err != nil {
 		return err
 	}
-	rec, found, err := recall[connectionsRecord](h, ref, memoryConnections)
+	rec, found, err := memory.Recall[connectionsRecord](h.memory, ref, memoryConnections)
 	if err != nil {
 		return err
 	}
@@ -139,7 +140,7 @@ func (h *Host) prepareConnections(ctx context.Context, ref migration.Ref, text s
 		if len(rec.Networks) == 0 && len(rec.Volumes) == 0 {
 			return nil
 		}
-		if err := h.remember(ctx, ref, memoryConnections, rec); err != nil {
+		if err := h.memory.Remember(ctx, ref, memoryConnections, rec); err != nil {
 			return err
 		}
 	}
@@ -263,7 +264,7 @@ func (h *Host) connectArrived(ctx context.Context, ref migration.Ref, text strin
 // The guest's domain is gone here; where it runs, in a change of one host, its ports are
 // in use and stay.
 func (h *Host) undoConnections(ctx context.Context, ref migration.Ref) error {
-	rec, found, err := recall[connectionsRecord](h, ref, memoryConnections)
+	rec, found, err := memory.Recall[connectionsRecord](h.memory, ref, memoryConnections)
 	if err != nil || !found {
 		return err
 	}
@@ -292,7 +293,7 @@ func (h *Host) undoConnections(ctx context.Context, ref migration.Ref) error {
 			}
 		}
 	}
-	return h.tracker.Unremember(ctx, at(ref, memoryConnections))
+	return h.tracker.Unremember(ctx, memory.At(ref, memoryConnections))
 }
 
 // poolInUse reports whether one of the guests that counts has a disk in a pool, by

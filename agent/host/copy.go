@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
@@ -39,8 +40,8 @@ func (h *Host) copyInstance(ctx context.Context, ref migration.Ref, i migration.
 	if err := no.err(""); err != nil {
 		return err
 	}
-	mc, _ := h.contextOf(ref)
-	return h.tracker.PutCopy(ctx, at(ref, operation.StepCopy), claims.Instance{
+	mc, _ := h.phases.ContextOf(ref)
+	return h.tracker.PutCopy(ctx, memory.At(ref, operation.StepCopy), claims.Instance{
 		UUID: i.UUID, Name: i.Name, Flavor: i.Flavor, ProjectID: i.ProjectID, UserID: i.UserID, Autostart: i.Autostart,
 		Token: claims.Token{Epoch: i.Epoch, State: claims.TokenSurrendered, Holder: mc.Source, Migration: ref.Migration},
 	})
@@ -48,7 +49,7 @@ func (h *Host) copyInstance(ctx context.Context, ref migration.Ref, i migration.
 
 // removeCopy does operation.RemoveCopy.
 func (h *Host) removeCopy(ctx context.Context, ref migration.Ref) error {
-	return h.tracker.RemoveCopy(ctx, at(ref, operation.StepCopy))
+	return h.tracker.RemoveCopy(ctx, memory.At(ref, operation.StepCopy))
 }
 
 // copied reports whether an attempt's copy has become the instance, here or beyond.

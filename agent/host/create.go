@@ -89,7 +89,7 @@ func (h *Host) Create(ctx context.Context, req CreateRequest) (InstanceView, err
 	if err != nil {
 		return InstanceView{}, wrap(err, "create instance %s", req.Name)
 	}
-	unlock, err := h.lock(ctx, plan.inst.UUID)
+	unlock, err := h.memory.Lock(ctx, plan.inst.UUID)
 	if err != nil {
 		return InstanceView{}, wrap(err, "create instance %s", req.Name)
 	}
@@ -430,7 +430,7 @@ func (c *creating) makeDisks(ctx context.Context) error {
 		}
 		m.Made = made
 	}
-	if err := h.remember(ctx, ref, memoryCreate, c.plan.make); err != nil {
+	if err := h.memory.Remember(ctx, ref, memoryCreate, c.plan.make); err != nil {
 		return err
 	}
 	for i := range c.plan.make {
@@ -439,7 +439,7 @@ func (c *creating) makeDisks(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := h.remember(ctx, ref, memoryCreate, c.plan.make); err != nil {
+	if err := h.memory.Remember(ctx, ref, memoryCreate, c.plan.make); err != nil {
 		return err
 	}
 	for _, m := range c.plan.make {

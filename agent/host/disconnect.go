@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"berth/agent/host/hooks"
+	"berth/agent/host/memory"
 	"berth/agent/host/networks"
 	"berth/agent/host/volumes"
 	"berth/driver"
@@ -35,11 +36,11 @@ func (h *Host) disconnect(ctx context.Context, ref migration.Ref) error {
 	if err := h.offForMove(ctx, ref); err != nil {
 		return err
 	}
-	was, _, err := recall[poweredOff](h, ref, memoryPower)
+	was, _, err := memory.Recall[poweredOff](h.memory, ref, memoryPower)
 	if err != nil {
 		return err
 	}
-	rec, found, err := recall[disconnected](h, ref, memoryDisconnect)
+	rec, found, err := memory.Recall[disconnected](h.memory, ref, memoryDisconnect)
 	if err != nil || found && rec.Done {
 		return err
 	}
@@ -54,7 +55,7 @@ func (h *Host) disconnect(ctx context.Context, ref migration.Ref) error {
 		if rec, err = c.attached(ctx, ref.Instance); err != nil {
 			return err
 		}
-		if err := h.remember(ctx, ref, memoryDisconnect, rec); err != nil {
+		if err := h.memory.Remember(ctx, ref, memoryDisconnect, rec); err != nil {
 			return err
 		}
 	}
@@ -72,11 +73,11 @@ func (h *Host) disconnect(ctx context.Context, ref migration.Ref) error {
 			}
 		}
 	}
-	if err := h.phase(ctx, ref, was.phase(h, hooks.PrepSnapshotBasedResizeAtSource)); err != nil {
+	if err := h.phases.Run(ctx, ref, was.phase(h, hooks.PrepSnapshotBasedResizeAtSource)); err != nil {
 		return err
 	}
 	rec.Done = true
-	return h.remember(ctx, ref, memoryDisconnect, rec)
+	return h.memory.Remember(ctx, ref, memoryDisconnect, rec)
 }
 
 // another is every guest but one: also one that is off may be started again at any time.
@@ -153,28 +154,28 @@ func (h *Host) reconnect(ctx context.Context, ref migration.Ref) error {
 // was done; the record stays for the next try. The caller has the instance's turn, and
 // the guest is this host's. Safe to repeat.
 func (h *Host) giveConnectionsBack(ctx context.Context, ref migration.Ref) (hooked, err error) {
-	list := h.attempts(ref, memoryDisconnect)
+	list := h.memory.Attempts(ref, memoryDisconnect)
 	if len(list) == 0 {
 		return nil, nil
 	}
 	ref = list[0]
-	rec, _, err := recall[disconnected](h, ref, memoryDisconnect)
+	rec, _, err := memory.Recall[disconnected](h.memory, ref, memoryDisconnect)
 	if err != nil {
 		return nil, err
 	}
-	was, _, err := recall[poweredOff](h, ref, memoryPower)
+	was, _, err := memory.Recall[poweredOff](h.memory, ref, memoryPower)
 	if err != nil {
 		return nil, err
 	}
 	// The other way round: what they attach may be what a pool stands on.
-	hooked = h.phase(ctx, ref, was.phase(h, hooks.RollbackPrepSnapshotBasedResizeAtSource))
+	hooked = h.phases.Run(ctx, ref, was.phase(h, hooks.RollbackPrepSnapshotBasedResizeAtSource))
 	if err := h.restoreConnections(ctx, ref.Instance, rec); err != nil || hooked != nil {
 		return hooked, err
 	}
-	if err := h.forgetPhases(ctx, ref, hooks.PrepSnapshotBasedResizeAtSource, hooks.RollbackPrepSnapshotBasedResizeAtSource); err != nil {
+	if err := h.phases.Forget(ctx, ref, hooks.PrepSnapshotBasedResizeAtSource, hooks.RollbackPrepSnapshotBasedResizeAtSource); err != nil {
 		return nil, err
 	}
-	return nil, h.tracker.Unremember(ctx, at(ref, memoryDisconnect))
+	return nil, h.tracker.Unremember(ctx, memory.At(ref, memoryDisconnect))
 }
 
 func (h *Host) restoreConnections(ctx context.Context, guest string, rec disconnected) error {
@@ -213,7 +214,7 @@ func (h *Host) restoreConnections(ctx context.Context, guest string, rec disconn
 // elsewhereConnected reports whether what a guest stood on was taken away from here by
 // this migration, by hooks too: then its devices may be missing until it comes back.
 func (h *Host) elsewhereConnected(ref migration.Ref) bool {
-	return len(h.attempts(ref, memoryDisconnect)) > 0
+	return len(h.memory.Attempts(ref, memoryDisconnect)) > 0
 }
 
 // startedPools implements volumes.Started: one list in the ledger, of this boot of the

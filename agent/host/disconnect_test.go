@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"berth/agent/host/memory"
 	"berth/agent/host/networks"
 	"berth/claims"
 	"berth/driver"
@@ -57,8 +58,8 @@ func offGuest(t *testing.T) (*bed, *string) {
 		p.prepareConnections(t.Context(), earlier, text),
 		p.tracker.ForgetMigration(t.Context(), earlier.Migration), // it stayed
 		p.driver.Define(t.Context(), text),
-		p.tracker.RecordContext(t.Context(), at(connectedRef, operation.StepContext), claims.MigrationContext{Migration: phaseMigration, Instance: phaseInstance, Source: "a", Destination: "b"}),
-		p.remember(t.Context(), connectedRef, memoryPower, poweredOff{Power: migration.PowerShutOff, Off: true, Definition: text}),
+		p.tracker.RecordContext(t.Context(), memory.At(connectedRef, operation.StepContext), claims.MigrationContext{Migration: phaseMigration, Instance: phaseInstance, Source: "a", Destination: "b"}),
+		p.memory.Remember(t.Context(), connectedRef, memoryPower, poweredOff{Power: migration.PowerShutOff, Off: true, Definition: text}),
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +99,7 @@ func TestDisconnect_TakesWhatIsLeftAndGivesItBack(t *testing.T) {
 	if err := operation.Disconnect.Ask(t.Context(), p, connectedRef); !errors.Is(err, fault.Forbidden) {
 		t.Errorf("a late disconnection: %v", err)
 	}
-	if _, found, err := recall[disconnected](p.Host, connectedRef, memoryDisconnect); found || err != nil {
+	if _, found, err := memory.Recall[disconnected](p.memory, connectedRef, memoryDisconnect); found || err != nil {
 		t.Errorf("a record is left: %v, %v", found, err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -128,7 +129,7 @@ func (h *Host) lookAtEnded(ctx context.Context) []migration.Ref {
 		}
 		open = append(open, ref)
 		// An operator's word does it by itself.
-		if _, word, err := recall[settling](h, settled(ref), memorySettle); ctx.Err() != nil || err != nil || word || !h.timeToAsk(ref) {
+		if _, word, err := memory.Recall[settling](h.memory, settled(ref), memorySettle); ctx.Err() != nil || err != nil || word || !h.timeToAsk(ref) {
 			continue
 		}
 		if err := h.lookAtEndedOne(ctx, moved, e); err != nil && ctx.Err() == nil {
@@ -254,7 +255,7 @@ func (h *Host) settleEnded(ctx context.Context, id string, s migration.Settlemen
 	}
 	e := all[i]
 	ref := endedRef(e)
-	if _, word, err := recall[settling](h, settled(ref), memorySettle); word || err != nil {
+	if _, word, err := memory.Recall[settling](h.memory, settled(ref), memorySettle); word || err != nil {
 		return Waiting{}, false, err
 	}
 	switch h.keptFor(ctx, moved, e) {

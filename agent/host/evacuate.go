@@ -7,6 +7,8 @@ import (
 
 	"berth/agent/host/evacuation"
 	"berth/agent/host/hooks"
+	"berth/agent/host/memory"
+	"berth/agent/host/phases"
 	"berth/claims"
 	"berth/fleet"
 	"berth/internal/fault"
@@ -48,8 +50,8 @@ type lost struct {
 	Finished bool                          `json:"finished,omitempty"`
 }
 
-func (r lost) phase(h *Host, phase string) phaseRequest {
-	return phaseRequest{Phase: phase, Kind: migration.TypeEvacuation, Source: r.Source, Destination: h.o.Name, XML: r.DomainXML, Power: r.Power}
+func (r lost) phase(h *Host, phase string) phases.Request {
+	return phases.Request{Phase: phase, Kind: migration.TypeEvacuation, Source: r.Source, Destination: h.o.Name, XML: r.DomainXML, Power: r.Power}
 }
 
 // prepEvacuation does operation.PrepEvacuation.
@@ -62,7 +64,7 @@ func (h *Host) prepEvacuation(ctx context.Context, ref migration.Ref, r migratio
 	if !ok || claim.State != claims.Pending && claim.State != claims.Arriving {
 		return none, fault.New(fault.Forbidden, "no claim on %s names migration %s, attempt %d", h.o.Name, ref.Migration, ref.Attempt)
 	}
-	rec, found, err := recall[lost](h, ref, memoryEvacuation)
+	rec, found, err := memory.Recall[lost](h.memory, ref, memoryEvacuation)
 	switch {
 	case err != nil:
 		return none, err
@@ -74,7 +76,7 @@ func (h *Host) prepEvacuation(ctx context.Context, ref migration.Ref, r migratio
 			return none, err
 		}
 		// On record before anything is made: also what is made by hooks.
-		if err := h.remember(ctx, ref, memoryEvacuation, rec); err != nil {
+		if err := h.memory.Remember(ctx, ref, memoryEvacuation, rec); err != nil {
 			return none, err
 		}
 	}
@@ -89,11 +91,11 @@ func (h *Host) prepEvacuation(ctx context.Context, ref migration.Ref, r migratio
 		if err := h.bench.Build(ctx, ref, &d.Disk, &d.From); err != nil {
 			return none, err
 		}
-		if err := h.remember(ctx, ref, memoryEvacuation, rec); err != nil {
+		if err := h.memory.Remember(ctx, ref, memoryEvacuation, rec); err != nil {
 			return none, err
 		}
 	}
-	if err := h.phase(ctx, ref, rec.phase(h, hooks.PreEvacuate)); err != nil {
+	if err := h.phases.Run(ctx, ref, rec.phase(h, hooks.PreEvacuate)); err != nil {
 		return none, err
 	}
 	// Arriving before the answer: from here on the guest may be given to this host, and the
@@ -102,7 +104,7 @@ func (h *Host) prepEvacuation(ctx context.Context, ref migration.Ref, r migratio
 		return none, err
 	}
 	rec.Prepared = true
-	return rec.Answer, h.remember(ctx, ref, memoryEvacuation, rec)
+	return rec.Answer, h.memory.Remember(ctx, ref, memoryEvacuation, rec)
 }
 
 // planEvacuation computes what the guest gets here, and refuses it with every reason. It changes
@@ -169,7 +171,7 @@ func (h *Host) rollbackPrepEvacuation(ctx context.Context, ref migration.Ref) er
 
 // preparedEvacuation reports whether an attempt's preparation has given its answer.
 func (h *Host) preparedEvacuation(ref migration.Ref) (bool, error) {
-	rec, found, err := recall[lost](h, ref, memoryEvacuation)
+	rec, found, err := memory.Recall[lost](h.memory, ref, memoryEvacuation)
 	return found && rec.Prepared, err
 }
 
@@ -184,7 +186,7 @@ func (h *Host) notEvacuated(ctx context.Context, ref migration.Ref) error {
 // notGiven refuses to take back what was prepared for a guest that the fleet's records have given
 // to this host: nobody else has it. What was never prepared here was given to nobody.
 func (h *Host) notGiven(ctx context.Context, ref migration.Ref) error {
-	rec, found, err := recall[lost](h, ref, memoryEvacuation)
+	rec, found, err := memory.Recall[lost](h.memory, ref, memoryEvacuation)
 	if err != nil || !found || !rec.Prepared {
 		return err
 	}
@@ -206,7 +208,7 @@ func (h *Host) undoEvacuation(ctx context.Context, ref migration.Ref, whole bool
 	if err := h.bench.Stop(ctx, ref); err != nil {
 		return err
 	}
-	rec, found, err := recall[lost](h, ref, memoryEvacuation)
+	rec, found, err := memory.Recall[lost](h.memory, ref, memoryEvacuation)
 	if err != nil || !found {
 		return err
 	}
@@ -230,11 +232,11 @@ func (h *Host) undoEvacuation(ctx context.Context, ref migration.Ref, whole bool
 	if err := h.undoConnections(ctx, ref); err != nil {
 		return err
 	}
-	if err := h.phase(ctx, ref, rec.phase(h, hooks.RollbackEvacuate)); err != nil {
+	if err := h.phases.Run(ctx, ref, rec.phase(h, hooks.RollbackEvacuate)); err != nil {
 		return err
 	}
-	if err := h.forgetPhases(ctx, ref); err != nil {
+	if err := h.phases.Forget(ctx, ref); err != nil {
 		return err
 	}
-	return h.tracker.Unremember(ctx, at(ref, memoryEvacuation))
+	return h.tracker.Unremember(ctx, memory.At(ref, memoryEvacuation))
 }

@@ -7,6 +7,7 @@ import (
 
 	"berth/agent/host/evacuation"
 	"berth/agent/host/hooks"
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/fleet"
 	"berth/internal/fault"
@@ -15,7 +16,7 @@ import (
 
 // acceptCommitted does operation.AcceptEvacuated.
 func (h *Host) acceptCommitted(ctx context.Context, ref migration.Ref, c migration.Commit) error {
-	if c.Ref() != at(ref, "") || c.To != h.o.Name {
+	if c.Ref() != memory.At(ref, "") || c.To != h.o.Name {
 		return fault.New(fault.Forbidden, "the commit is of attempt %d of migration %s for %s to %q", c.Attempt, c.Migration, c.Instance, c.To)
 	}
 	return h.acceptEvacuated(ctx, ref, c.Epoch)
@@ -32,7 +33,7 @@ func (h *Host) acceptEvacuated(ctx context.Context, ref migration.Ref, epoch uin
 	if h.accepted(ref) || h.goneOn(ref) {
 		return nil
 	}
-	rec, found, err := recall[lost](h, ref, memoryEvacuation)
+	rec, found, err := memory.Recall[lost](h.memory, ref, memoryEvacuation)
 	switch {
 	case err != nil:
 		return err
@@ -112,7 +113,7 @@ func (h *Host) readRecords(ctx context.Context, ref migration.Ref, rec lost) (ev
 // finishEvacuation does operation.FinishEvacuation.
 func (h *Host) finishEvacuation(ctx context.Context, ref migration.Ref) (migration.FinishedEvacuation, error) {
 	none := migration.FinishedEvacuation{}
-	rec, found, err := recall[lost](h, ref, memoryEvacuation)
+	rec, found, err := memory.Recall[lost](h.memory, ref, memoryEvacuation)
 	if err != nil {
 		return none, err
 	}
@@ -137,7 +138,7 @@ func (h *Host) finishEvacuation(ctx context.Context, ref migration.Ref) (migrati
 			return none, err
 		}
 		rec.Lives = &lives
-		if err := h.remember(ctx, ref, memoryEvacuation, rec); err != nil {
+		if err := h.memory.Remember(ctx, ref, memoryEvacuation, rec); err != nil {
 			return none, err
 		}
 		if lives.NotStarted != "" {
@@ -147,11 +148,11 @@ func (h *Host) finishEvacuation(ctx context.Context, ref migration.Ref) (migrati
 	for _, d := range rec.Disks {
 		h.files.Keep(d.Made)
 	}
-	if err := h.phase(ctx, ref, rec.phase(h, hooks.PostEvacuate)); err != nil {
+	if err := h.phases.Run(ctx, ref, rec.phase(h, hooks.PostEvacuate)); err != nil {
 		return none, err
 	}
 	rec.Finished = true
-	if err := h.remember(ctx, ref, memoryEvacuation, rec); err != nil {
+	if err := h.memory.Remember(ctx, ref, memoryEvacuation, rec); err != nil {
 		return none, err
 	}
 	if h.o.Owners != nil {

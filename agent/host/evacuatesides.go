@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"berth/agent/host/evacuation"
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -31,17 +32,17 @@ func (h *Host) evacuations() []pendingArrival {
 		if c.Context != nil {
 			a.source, a.power = c.Context.Source, c.Context.OldPowerState
 		}
-		seen[streamKey(a.ref)] = true
+		seen[memory.Key(a.ref)] = true
 		out = append(out, a)
 	}
 	// A claim whose lease was over while it was prepared, and a guest that was bound.
 	for _, r := range h.tracker.Remembering(memoryEvacuation) {
-		rec, found, err := recall[lost](h, r, memoryEvacuation)
+		rec, found, err := memory.Recall[lost](h.memory, r, memoryEvacuation)
 		if err != nil || !found {
 			continue
 		}
 		ref := migration.Ref{Migration: r.Migration, Instance: rec.Instance.UUID, Attempt: r.Attempt}
-		if !seen[streamKey(ref)] {
+		if !seen[memory.Key(ref)] {
 			out = append(out, pendingArrival{ref: ref, source: rec.Source, claim: arrivalNone, way: wayEvacuated})
 		}
 	}
@@ -79,7 +80,7 @@ func (h *Host) evacuationState(a pendingArrival) evacuation.State {
 // lookAtEvacuation does what the table of package evacuation says about a guest that comes from
 // a dead host. Its error is what the guest waits for.
 func (h *Host) lookAtEvacuation(ctx context.Context, a pendingArrival) error {
-	rec, found, err := recall[lost](h, a.ref, memoryEvacuation)
+	rec, found, err := memory.Recall[lost](h.memory, a.ref, memoryEvacuation)
 	if err != nil {
 		return err
 	}
@@ -163,7 +164,7 @@ func (h *Host) giveEvacuationUp(ctx context.Context, ref migration.Ref, rec lost
 // theirs to make sure of.
 func (h *Host) settleEvacuation(ctx context.Context, a pendingArrival, s migration.Settlement) (Waiting, error) {
 	done := Waiting{Migration: a.ref.Migration, Instance: a.ref.Instance, Attempt: a.ref.Attempt, Source: a.source, Since: h.rt.Now().UTC()}
-	rec, found, err := recall[lost](h, a.ref, memoryEvacuation)
+	rec, found, err := memory.Recall[lost](h.memory, a.ref, memoryEvacuation)
 	if err != nil {
 		return Waiting{}, err
 	}

@@ -162,7 +162,7 @@ func (h *Host) attemptFate(ctx context.Context, ref migration.Ref) (migration.At
 		if err := h.letGoCold(ctx, ref); err != nil {
 			return migration.AttemptFate{}, err
 		}
-		mc, _ := h.contextOf(ref)
+		mc, _ := h.phases.ContextOf(ref)
 		m, err := h.sealed(mc, c)
 		if err != nil {
 			return migration.AttemptFate{}, err

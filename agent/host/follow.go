@@ -282,7 +282,7 @@ func (h *Host) settleBound(ctx context.Context, uuid string) error {
 // missing still and a second witness says that it is gone (package vanished). Else it is kept, and
 // named in status.
 func (h *Host) releaseGone(ctx context.Context, uuid string) error {
-	unlock, err := h.lock(ctx, uuid)
+	unlock, err := h.memory.Lock(ctx, uuid)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
@@ -85,7 +86,7 @@ func refOf(o claims.Owner) migration.Ref {
 // migration is Berth's own.
 func (h *Host) foreignRecord(o claims.Owner) (foreignArrival, bool, error) {
 	o.Attempt = attemptAway // a guest that comes back has no other
-	return recall[foreignArrival](h, refOf(o), memoryForeign)
+	return memory.Recall[foreignArrival](h.memory, refOf(o), memoryForeign)
 }
 
 // Foreign reports whether a claim is of a migration that is not Berth's own. A
@@ -100,7 +101,7 @@ func (h *Host) Moving(instance string) (string, bool) { return h.moving(instance
 
 // Undone reports whether the undo of a migration's claim has begun.
 func (h *Host) Undone(o claims.Owner) bool {
-	return h.tracker.Buried(at(refOf(o), operation.StepClaim))
+	return h.tracker.Buried(memory.At(refOf(o), operation.StepClaim))
 }
 
 // arrival is a guest that comes by a foreign migration.
@@ -240,7 +241,7 @@ func (h *Host) claimArrival(ctx context.Context, text string, found *claims.Foun
 // when there is none. It takes the instance's turn: a claim that is being ended
 // lets nothing in.
 func (h *Host) useAnnounced(ctx context.Context, instance string, uses topology.Resources) (claims.Claim, bool, error) {
-	unlock, err := h.lock(ctx, instance)
+	unlock, err := h.memory.Lock(ctx, instance)
 	if err != nil {
 		return claims.Claim{}, false, err
 	}
@@ -264,7 +265,7 @@ func (h *Host) useAnnounced(ctx context.Context, instance string, uses topology.
 func (h *Host) await(ctx context.Context, claim claims.Claim, rec foreignArrival) (claims.Claim, error) {
 	if until, expires := h.patience(arrivalPatience); rec.over(until) {
 		rec.Until, rec.Expires = until, expires
-		if err := h.remember(ctx, refOf(claim.Owner), memoryForeign, rec); err != nil {
+		if err := h.memory.Remember(ctx, refOf(claim.Owner), memoryForeign, rec); err != nil {
 			return claim, err
 		}
 	}

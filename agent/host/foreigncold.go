@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"berth/agent/host/hooks"
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
@@ -70,7 +71,7 @@ func backBy(ref migration.Ref) migration.Ref {
 // coldRecord is what a tool has said of its cold migration here; false where nothing is
 // known of it.
 func (h *Host) coldRecord(id string) (foreignArrival, bool, error) {
-	rec, found, err := recall[foreignArrival](h, migration.Ref{Migration: id, Attempt: attemptAway}, memoryForeign)
+	rec, found, err := memory.Recall[foreignArrival](h.memory, migration.Ref{Migration: id, Attempt: attemptAway}, memoryForeign)
 	return rec, found && rec.Kind != "", err
 }
 
@@ -214,7 +215,7 @@ func (h *Host) hookPrepResize(ctx context.Context, ref migration.Ref, r HookRequ
 	}
 	rec := foreignArrival{Source: r.Source, Guest: comes.inst, Kind: kind}
 	rec.Until, rec.Expires = h.patience(hookPatience)
-	err = h.remember(ctx, ref, memoryForeign, rec)
+	err = h.memory.Remember(ctx, ref, memoryForeign, rec)
 	if err == nil {
 		_, err = operation.PrepResize.Ask(ctx, h, ref, migration.PrepRequest{Kind: kind, Guest: g, Wanted: wanted, Source: r.Source})
 	}
@@ -224,7 +225,7 @@ func (h *Host) hookPrepResize(ctx context.Context, ref migration.Ref, r HookRequ
 		defer cancel()
 		return errors.Join(err, h.hookRollbackPrep(undo, ref, true))
 	}
-	prepared, _, err := recall[coldPreparation](h, ref, memoryPreparedCold)
+	prepared, _, err := memory.Recall[coldPreparation](h.memory, ref, memoryPreparedCold)
 	if err != nil {
 		return err
 	}
@@ -240,7 +241,7 @@ func (h *Host) hookRollbackPrep(ctx context.Context, ref migration.Ref, known bo
 	if !known {
 		// Its tombstones are all there is to do; they are kept under the migration.
 		ref.Instance = cmp.Or(ref.Instance, ref.Migration)
-		return errors.Join(h.tracker.Bury(ctx, at(ref, operation.StepClaim)), h.tracker.Bury(ctx, at(ref, operation.StepPrepResize)))
+		return errors.Join(h.tracker.Bury(ctx, memory.At(ref, operation.StepClaim)), h.tracker.Bury(ctx, memory.At(ref, operation.StepPrepResize)))
 	}
 	if d, exists, err := h.domain(ctx, ref.Instance); err != nil {
 		return err
@@ -310,12 +311,12 @@ func (h *Host) takeCold(ctx context.Context, ref migration.Ref, from string) err
 // keepDefinition makes what the tool has defined the guest's definition, placed as its
 // claim says: its disks may have other paths here.
 func (h *Host) keepDefinition(ctx context.Context, ref migration.Ref, rec foreignArrival) error {
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	prepared, found, err := recall[coldPreparation](h, ref, memoryPreparedCold)
+	prepared, found, err := memory.Recall[coldPreparation](h.memory, ref, memoryPreparedCold)
 	if err != nil || !found {
 		return err
 	}
@@ -330,7 +331,7 @@ func (h *Host) keepDefinition(ctx context.Context, ref migration.Ref, rec foreig
 	if prepared.Definition, err = h.placed(ref, text, rec.Guest, claim); err != nil {
 		return err
 	}
-	return h.remember(ctx, ref, memoryPreparedCold, prepared)
+	return h.memory.Remember(ctx, ref, memoryPreparedCold, prepared)
 }
 
 // countArrived writes the allocation of a guest that has come or come back.
@@ -394,7 +395,7 @@ func (h *Host) followCold(ctx context.Context) {
 		h.note(ctx, ref.Instance, h.hookRollbackPrep(ctx, ref, true))
 	}
 	for _, r := range h.tracker.Remembering(memoryRebuild) {
-		rec, found, err := recall[foreignRebuild](h, r, memoryRebuild)
+		rec, found, err := memory.Recall[foreignRebuild](h.memory, r, memoryRebuild)
 		ref := migration.Ref{Migration: r.Migration, Instance: rec.Instance, Attempt: r.Attempt}
 		if _, claimed := h.tracker.ByOwner(ownerOf(ref, claims.KindRebuild)); err != nil || !found || claimed {
 			continue

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/driver"
 	"berth/migration"
@@ -97,7 +98,7 @@ func (h *Host) Unsettled() map[string]error {
 // gives it, or one still has the guest's memory, the guest goes on, its claim
 // stays, and why is kept for status. nil when there is nothing to complain of.
 func (h *Host) FollowArrival(ctx context.Context, ref migration.Ref) error {
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
@@ -168,14 +169,14 @@ func (h *Host) seen(ref migration.Ref) bool {
 // more: from its tombstone on the guard lets nothing of it in.
 func (h *Host) endForeign(ctx context.Context, ref migration.Ref) error {
 	for _, step := range []string{operation.StepClaim, operation.StepPreLiveMigration} {
-		if err := h.tracker.Bury(ctx, at(ref, step)); err != nil {
+		if err := h.tracker.Bury(ctx, memory.At(ref, step)); err != nil {
 			return err
 		}
 	}
 	if err := h.undoPreparation(ctx, ref); err != nil {
 		return err
 	}
-	if err := h.tracker.Abort(ctx, at(ref, operation.StepClaim)); err != nil {
+	if err := h.tracker.Abort(ctx, memory.At(ref, operation.StepClaim)); err != nil {
 		return err
 	}
 	h.see(ref, false)

@@ -6,6 +6,7 @@ import (
 	"github.com/google/uuid"
 
 	"berth/agent/host/hooks"
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -39,7 +40,7 @@ func (h *Host) hookResizeInstance(ctx context.Context, ref migration.Ref, r Hook
 	case r.Destination == "" || r.Destination == h.o.Name || len(r.Destination) > longestName:
 		return fault.New(fault.Invalid, "name the host that the guest goes to; it is another than %s", h.o.Name)
 	}
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
@@ -63,19 +64,19 @@ func (h *Host) hookResizeInstance(ctx context.Context, ref migration.Ref, r Hook
 	if m, moving := h.moving(ref.Instance); moving && m != ref.Migration {
 		return h.still(ref.Instance)
 	}
-	if err := h.late(ref, memoryLeft); err != nil {
+	if err := h.memory.Late(ref, memoryLeft); err != nil {
 		return err
 	}
 	if err := h.givenToOther(ref, r.Destination); err != nil {
 		return err
 	}
-	return h.remember(ctx, ref, memoryGiven, foreignGiven{Instance: ref.Instance, Destination: r.Destination})
+	return h.memory.Remember(ctx, ref, memoryGiven, foreignGiven{Instance: ref.Instance, Destination: r.Destination})
 }
 
 // givenToOther refuses a second word about a guest.
 func (h *Host) givenToOther(ref migration.Ref, to string) error {
 	for _, r := range h.tracker.Remembering(memoryGiven) {
-		was, _, err := recall[foreignGiven](h, r, memoryGiven)
+		was, _, err := memory.Recall[foreignGiven](h.memory, r, memoryGiven)
 		switch {
 		case err != nil:
 			return err
@@ -84,7 +85,7 @@ func (h *Host) givenToOther(ref migration.Ref, to string) error {
 				Code: "given_differs", Message: "by this migration instance " + was.Instance + " goes to " + was.Destination, Have: was.Destination, Want: to,
 				Change: "take another uuid for another move",
 			})
-		case r.Migration != ref.Migration && was.Instance == ref.Instance && !h.tracker.Buried(at(r, memoryLeft)):
+		case r.Migration != ref.Migration && was.Instance == ref.Instance && !h.tracker.Buried(memory.At(r, memoryLeft)):
 			return fault.Refuse(fault.Busy, "", fault.Reason{
 				Code: "given_by_another", Message: "the guest may be given to " + was.Destination + " by migration " + r.Migration, Have: r.Migration,
 				Change: "take that back first: berth external " + PhaseFinishRevertResize + " --migration " + r.Migration + " on " + h.o.Name,
@@ -98,11 +99,11 @@ func (h *Host) givenToOther(ref migration.Ref, to string) error {
 // for it, where a tool has named another host for it here and that move is still open.
 func givenElsewhere(h *Host, ref migration.Ref, to string) error {
 	for _, r := range h.tracker.Remembering(memoryGiven) {
-		was, _, err := recall[foreignGiven](h, migration.Ref(r), memoryGiven)
+		was, _, err := memory.Recall[foreignGiven](h.memory, migration.Ref(r), memoryGiven)
 		if err != nil {
 			return err
 		}
-		if _, left := h.tracker.Committed(r.Migration); left || was.Instance != ref.Instance || was.Destination == to || h.tracker.Buried(at(migration.Ref(r), memoryLeft)) {
+		if _, left := h.tracker.Committed(r.Migration); left || was.Instance != ref.Instance || was.Destination == to || h.tracker.Buried(memory.At(migration.Ref(r), memoryLeft)) {
 			continue
 		}
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
@@ -117,7 +118,7 @@ func givenElsewhere(h *Host, ref migration.Ref, to string) error {
 // mayGive is nil when a tool has said here that this guest goes to this host by this
 // migration.
 func (h *Host) mayGive(ref migration.Ref, to string) error {
-	given, found, err := recall[foreignGiven](h, ref, memoryGiven)
+	given, found, err := memory.Recall[foreignGiven](h.memory, ref, memoryGiven)
 	if err != nil || found && given.Instance == ref.Instance && given.Destination == to {
 		return err
 	}
@@ -135,11 +136,11 @@ func (h *Host) mayGive(ref migration.Ref, to string) error {
 // mayBeTaken reports whether a word of this migration stands here, or was taken back.
 func (h *Host) mayBeTaken(ref migration.Ref) (migration.Ref, bool, error) {
 	ref = awayBy(ref)
-	given, found, err := recall[foreignGiven](h, ref, memoryGiven)
+	given, found, err := memory.Recall[foreignGiven](h.memory, ref, memoryGiven)
 	if found && err == nil {
 		ref.Instance = given.Instance
 	}
-	return ref, found || h.tracker.Buried(at(ref, memoryLeft)), err
+	return ref, found || h.tracker.Buried(memory.At(ref, memoryLeft)), err
 }
 
 // hookTakeBack takes the word back: the guest stays.
@@ -147,7 +148,7 @@ func (h *Host) hookTakeBack(ctx context.Context, ref migration.Ref) error {
 	if ref.Instance == "" {
 		return nil // done before
 	}
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
@@ -155,11 +156,11 @@ func (h *Host) hookTakeBack(ctx context.Context, ref migration.Ref) error {
 	if c, left := h.tracker.Committed(ref.Migration); left {
 		return tokenHasLeft(c, "berth external "+PhaseRevertResize+" on "+c.To+" first")
 	}
-	if err := h.tracker.Bury(ctx, at(ref, memoryLeft)); err != nil {
+	if err := h.tracker.Bury(ctx, memory.At(ref, memoryLeft)); err != nil {
 		return err
 	}
 	// Of a surrender that broke off before its commit.
-	if err := h.tracker.DropContext(ctx, at(ref, operation.StepContext)); err != nil {
+	if err := h.tracker.DropContext(ctx, memory.At(ref, operation.StepContext)); err != nil {
 		return err
 	}
 	return h.tracker.ForgetMigration(ctx, ref.Migration)
@@ -206,7 +207,7 @@ func (h *Host) surrenderedCold(ctx context.Context, ref migration.Ref, to string
 //	token here                   off, gone  surrendered
 func (h *Host) surrenderCold(ctx context.Context, ref migration.Ref, to, kind string) (migration.Commit, error) {
 	none := migration.Commit{}
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return none, err
 	}
@@ -221,7 +222,7 @@ func (h *Host) surrenderCold(ctx context.Context, ref migration.Ref, to, kind st
 	if m, moving := h.moving(ref.Instance); moving && m != ref.Migration {
 		return none, h.still(ref.Instance)
 	}
-	if err := h.late(ref, memoryLeft); err != nil {
+	if err := h.memory.Late(ref, memoryLeft); err != nil {
 		return none, err
 	}
 	if ref.Attempt == attemptAway {
@@ -260,18 +261,18 @@ func (h *Host) surrenderCold(ctx context.Context, ref migration.Ref, to, kind st
 	if ref.Attempt == attemptAway {
 		// First what it can come back by, then what cannot be taken back.
 		rec := foreignArrival{Source: h.o.Name, Guest: inst, Kind: kind}
-		if err := h.remember(ctx, ref, memoryForeign, rec); err != nil {
+		if err := h.memory.Remember(ctx, ref, memoryForeign, rec); err != nil {
 			return none, err
 		}
 		mc := claims.MigrationContext{
 			Migration: ref.Migration, Instance: ref.Instance, Source: h.o.Name, Destination: to, OldPowerState: migration.PowerShutOff,
 		}
 		holds := own.Holding(inst.Flavor)
-		if err := h.tracker.RecordContext(ctx, at(ref, operation.StepContext), mc.WithOld(holds).WithNew(holds)); err != nil {
+		if err := h.tracker.RecordContext(ctx, memory.At(ref, operation.StepContext), mc.WithOld(holds).WithNew(holds)); err != nil {
 			return none, err
 		}
 	}
-	c, err := h.tracker.SurrenderHeld(ctx, at(ref, ""), claims.KindResize, to, migration.PowerShutOff)
+	c, err := h.tracker.SurrenderHeld(ctx, memory.At(ref, ""), claims.KindResize, to, migration.PowerShutOff)
 	if err != nil {
 		return none, err
 	}
@@ -283,12 +284,12 @@ func (h *Host) surrenderCold(ctx context.Context, ref migration.Ref, to, kind st
 // here, or stay.
 func (h *Host) followGiven(ctx context.Context) {
 	for _, r := range h.tracker.Remembering(memoryGiven) {
-		given, found, err := recall[foreignGiven](h, r, memoryGiven)
+		given, found, err := memory.Recall[foreignGiven](h.memory, r, memoryGiven)
 		if err != nil || !found {
 			continue
 		}
 		inst, known := h.tracker.Instance(given.Instance)
-		stands := known && inst.Token.State != claims.TokenSurrendered && !h.tracker.Buried(at(r, memoryLeft))
+		stands := known && inst.Token.State != claims.TokenSurrendered && !h.tracker.Buried(memory.At(r, memoryLeft))
 		if stands || known && inst.Token.Migration == r.Migration {
 			continue
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"berth/agent/host/hooks"
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -93,7 +94,7 @@ func (h *Host) hook(ctx context.Context, id, phase string, r HookRequest, a *Hoo
 		return h.hookCold(ctx, ref, phase, r, a)
 	}
 	rebuild := slices.Contains(rebuildPhases, phase)
-	if _, found, err := recall[foreignRebuild](h, ref, memoryRebuild); rebuild && (found || err != nil) {
+	if _, found, err := memory.Recall[foreignRebuild](h.memory, ref, memoryRebuild); rebuild && (found || err != nil) {
 		return cmp.Or(err, h.hookRebuild(ctx, ref, phase, r, a))
 	}
 	// A tool speaks of its own migrations; Berth's have their conductor.
@@ -176,7 +177,7 @@ func (h *Host) hookPreLive(ctx context.Context, ref migration.Ref, r HookRequest
 	}
 	rec := foreignArrival{Source: r.Source, Guest: inst}
 	rec.Until, rec.Expires = h.patience(hookPatience)
-	if err := h.remember(ctx, ref, memoryForeign, rec); err != nil {
+	if err := h.memory.Remember(ctx, ref, memoryForeign, rec); err != nil {
 		return err
 	}
 	p, err := operation.PreLiveMigration.Ask(ctx, h, ref, migration.PreLiveRequest{Guest: g, Source: r.Source})
@@ -199,7 +200,7 @@ func (h *Host) claimForeign(ctx context.Context, ref migration.Ref, r migration.
 	if err := h.Alone(ctx, ref.Instance, func(ctx context.Context) error {
 		err := h.managing("")
 		if err == nil {
-			err = h.late(ref, operation.StepClaim)
+			err = h.memory.Late(ref, operation.StepClaim)
 		}
 		if err == nil {
 			_, err = h.claim(ctx, ref, r, found)
@@ -243,16 +244,16 @@ func (h *Host) hookRollback(ctx context.Context, ref migration.Ref, mine *claims
 	if mine == nil {
 		// Its tombstone is all there is to do; it is kept under the migration.
 		ref.Instance = cmp.Or(ref.Instance, ref.Migration)
-		return errors.Join(h.tracker.Bury(ctx, at(ref, operation.StepClaim)), h.tracker.Bury(ctx, at(ref, operation.StepPreLiveMigration)))
+		return errors.Join(h.tracker.Bury(ctx, memory.At(ref, operation.StepClaim)), h.tracker.Bury(ctx, memory.At(ref, operation.StepPreLiveMigration)))
 	}
 	if _, bound := h.boundBy(ref); bound {
 		return rolledTooLate(h.o.Name)
 	}
-	if err := h.tracker.Bury(ctx, at(ref, operation.StepClaim)); err != nil {
+	if err := h.tracker.Bury(ctx, memory.At(ref, operation.StepClaim)); err != nil {
 		return err
 	}
-	h.stopPreparing(ref)
-	unlock, err := h.lock(ctx, ref.Instance)
+	h.memory.Stop(ref)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
@@ -297,18 +298,18 @@ func (h *Host) hookKeep(ctx context.Context, ref migration.Ref) error {
 		return tokenHasLeft(c, "it lives there; move it back with another migration")
 	}
 	ref.Instance = cmp.Or(ref.Instance, ref.Migration)
-	return h.tracker.Bury(ctx, at(ref, memoryLeft))
+	return h.tracker.Bury(ctx, memory.At(ref, memoryLeft))
 }
 
 // finishForeign runs what an operator wants to run for a guest that has come, and
 // drops the records of its migration.
 func (h *Host) finishForeign(ctx context.Context, ref migration.Ref) error {
-	rec, prepared, err := recall[preparation](h, ref, memoryPrepared)
+	rec, prepared, err := memory.Recall[preparation](h.memory, ref, memoryPrepared)
 	if err != nil {
 		return err
 	}
 	if prepared {
-		if err := h.phase(ctx, ref, rec.phase(h, hooks.PostLiveMigrationAtDestination)); err != nil {
+		if err := h.phases.Run(ctx, ref, rec.phase(h, hooks.PostLiveMigrationAtDestination)); err != nil {
 			return err
 		}
 	}

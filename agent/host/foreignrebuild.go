@@ -5,6 +5,8 @@ import (
 	"errors"
 
 	"berth/agent/host/hooks"
+	"berth/agent/host/memory"
+	"berth/agent/host/phases"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -27,14 +29,14 @@ type foreignRebuild struct {
 	DomainXML string `json:"domain_xml"` // that the guest is to have, placed
 }
 
-func (r foreignRebuild) phase(h *Host, phase string) phaseRequest {
-	return phaseRequest{Phase: phase, Kind: migration.TypeRebuild, Source: h.o.Name, Destination: h.o.Name, XML: r.DomainXML}
+func (r foreignRebuild) phase(h *Host, phase string) phases.Request {
+	return phases.Request{Phase: phase, Kind: migration.TypeRebuild, Source: h.o.Name, Destination: h.o.Name, XML: r.DomainXML}
 }
 
 // hookRebuild answers the phases of a rebuild.
 func (h *Host) hookRebuild(ctx context.Context, ref migration.Ref, phase string, r HookRequest, a *HookAnswer) error {
 	ref.Attempt = attemptAway
-	rec, found, err := recall[foreignRebuild](h, ref, memoryRebuild)
+	rec, found, err := memory.Recall[foreignRebuild](h.memory, ref, memoryRebuild)
 	if err != nil {
 		return err
 	}
@@ -105,7 +107,7 @@ func (h *Host) hookPreRebuild(ctx context.Context, ref migration.Ref, rec foreig
 	inst.Token.Epoch-- // placed writes the next one, which is here already
 	rec.DomainXML, err = h.placed(ref, r.DomainXML, inst, claim)
 	if err == nil {
-		err = h.remember(ctx, ref, memoryRebuild, rec)
+		err = h.memory.Remember(ctx, ref, memoryRebuild, rec)
 	}
 	if err == nil {
 		err = h.phaseAlone(ctx, ref, rec.phase(h, hooks.PreRebuildInstance))
@@ -121,23 +123,23 @@ func (h *Host) hookPreRebuild(ctx context.Context, ref migration.Ref, rec foreig
 }
 
 // phaseAlone is phase for a caller that has not the instance's turn.
-func (h *Host) phaseAlone(ctx context.Context, ref migration.Ref, r phaseRequest) error {
-	unlock, err := h.lock(ctx, ref.Instance)
+func (h *Host) phaseAlone(ctx context.Context, ref migration.Ref, r phases.Request) error {
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	return h.phase(ctx, ref, r)
+	return h.phases.Run(ctx, ref, r)
 }
 
 // hookPostRebuild gives up what the guest held before.
 func (h *Host) hookPostRebuild(ctx context.Context, ref migration.Ref, rec foreignRebuild, a *HookAnswer) error {
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	own, err := h.tracker.Exchange(ctx, at(ref, operation.StepClaim), claims.KindRebuild)
+	own, err := h.tracker.Exchange(ctx, memory.At(ref, operation.StepClaim), claims.KindRebuild)
 	if errors.Is(err, fault.NotFound) {
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "claim_ended", Message: "the claim of this rebuild has ended", Change: "ask for another, with another uuid: berth external " + PhasePreRebuild,
@@ -150,7 +152,7 @@ func (h *Host) hookPostRebuild(ctx context.Context, ref migration.Ref, rec forei
 	if err := h.tracker.Release(ctx, ownerOf(ref, claims.KindRebuild)); err != nil {
 		return err
 	}
-	if err := h.phase(ctx, ref, rec.phase(h, hooks.PostRebuildInstance)); err != nil {
+	if err := h.phases.Run(ctx, ref, rec.phase(h, hooks.PostRebuildInstance)); err != nil {
 		return err
 	}
 	if err := h.countArrived(ctx, ref); err != nil {
@@ -164,22 +166,22 @@ func (h *Host) hookRollbackRebuild(ctx context.Context, ref migration.Ref, rec f
 	if !found && ref.Instance == "" {
 		// Its tombstone is all there is to do; it is kept under the migration.
 		ref.Instance = ref.Migration
-		return h.tracker.Bury(ctx, at(ref, operation.StepClaim))
+		return h.tracker.Bury(ctx, memory.At(ref, operation.StepClaim))
 	}
-	if err := h.tracker.Bury(ctx, at(ref, operation.StepClaim)); err != nil {
+	if err := h.tracker.Bury(ctx, memory.At(ref, operation.StepClaim)); err != nil {
 		return err
 	}
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	if found {
-		if err := h.phase(ctx, ref, rec.phase(h, hooks.RollbackRebuildInstance)); err != nil {
+		if err := h.phases.Run(ctx, ref, rec.phase(h, hooks.RollbackRebuildInstance)); err != nil {
 			return err
 		}
 	}
-	if err := h.tracker.Abort(ctx, at(ref, operation.StepClaim)); err != nil {
+	if err := h.tracker.Abort(ctx, memory.At(ref, operation.StepClaim)); err != nil {
 		return err
 	}
 	return h.tracker.ForgetMigration(ctx, ref.Migration)

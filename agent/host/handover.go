@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"berth/agent/host/hooks"
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/driver"
 	"berth/driver/libvirt/domainxml"
@@ -75,7 +76,7 @@ func (h *Host) commit(ctx context.Context, ref migration.Ref) (migration.Commit,
 	default:
 		return none, fault.New(fault.InDoubt, "%s", why)
 	}
-	c, err := h.tracker.SurrenderAs(ctx, at(ref, ""), asked.Destination, asked.PowerState)
+	c, err := h.tracker.SurrenderAs(ctx, memory.At(ref, ""), asked.Destination, asked.PowerState)
 	if err != nil {
 		return none, err
 	}
@@ -91,10 +92,10 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 		return fault.New(fault.Forbidden, "its token has left to %s", c.To)
 	}
 	// No stream of this attempt starts any more.
-	if err := h.tracker.Bury(ctx, at(ref, stepStream)); err != nil {
+	if err := h.tracker.Bury(ctx, memory.At(ref, stepStream)); err != nil {
 		return err
 	}
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
@@ -165,7 +166,7 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 	case what != mayReclaim, active && s.unsettled():
 		return fault.New(fault.InDoubt, "it has changed while it was looked at: %s", why)
 	}
-	err = h.tracker.RefuseCommit(ctx, at(ref, ""))
+	err = h.tracker.RefuseCommit(ctx, memory.At(ref, ""))
 	if errors.Is(err, fault.NotFound) && !found {
 		return nil // nothing was begun, and the guest is not in the ledger any more
 	}
@@ -188,7 +189,7 @@ func (h *Host) acceptToken(ctx context.Context, ref migration.Ref, c migration.C
 		return fault.New(fault.Forbidden, "the commit is of attempt %d of migration %s for %s", c.Attempt, c.Migration, c.Instance)
 	}
 	// A repeated accept resumes nobody: the guest's user may have paused it.
-	if done, _, err := recall[bool](h, ref, memoryAccepted); err != nil || done {
+	if done, _, err := memory.Recall[bool](h.memory, ref, memoryAccepted); err != nil || done {
 		return err
 	}
 	inst, known := h.tracker.Instance(ref.Instance)
@@ -200,7 +201,7 @@ func (h *Host) acceptToken(ctx context.Context, ref migration.Ref, c migration.C
 	if h.goneOn(ref) {
 		return nil
 	}
-	rec, found, err := recall[preparation](h, ref, memoryPrepared)
+	rec, found, err := memory.Recall[preparation](h.memory, ref, memoryPrepared)
 	if err != nil {
 		return err
 	}
@@ -227,7 +228,7 @@ func (h *Host) acceptToken(ctx context.Context, ref migration.Ref, c migration.C
 	if err := h.letRun(ctx, ref, c.Power); err != nil {
 		return err
 	}
-	return h.remember(ctx, ref, memoryAccepted, true)
+	return h.memory.Remember(ctx, ref, memoryAccepted, true)
 }
 
 // letRun resumes the copy that is the guest now.
@@ -319,7 +320,7 @@ func (h *Host) destinationStatus(ctx context.Context, ref migration.Ref) (migrat
 
 // finishDestination does operation.FinishDestination.
 func (h *Host) finishDestination(ctx context.Context, ref migration.Ref) error {
-	rec, found, err := recall[preparation](h, ref, memoryPrepared)
+	rec, found, err := memory.Recall[preparation](h.memory, ref, memoryPrepared)
 	if err != nil {
 		return err
 	}
@@ -363,7 +364,7 @@ func (h *Host) finishDestination(ctx context.Context, ref migration.Ref) error {
 	}
 	h.connectArrived(ctx, ref, rec.DomainXML)
 	// QEMU announces the guest to the network itself when it resumes.
-	if err := h.phase(ctx, ref, rec.phase(h, hooks.PostLiveMigrationAtDestination)); err != nil {
+	if err := h.phases.Run(ctx, ref, rec.phase(h, hooks.PostLiveMigrationAtDestination)); err != nil {
 		return err
 	}
 	return h.tracker.ForgetMigration(ctx, ref.Migration)

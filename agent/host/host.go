@@ -251,7 +251,10 @@ func New(o Options) *Host {
 	h.witness = processes.Witness{Finder: o.Processes, Writers: h.files}
 	h.sides.init()
 	h.vanished = vanished.New(vanished.Options{Runtime: o.Runtime, Tracker: o.Tracker, Logger: h.log, Definitions: definitionsOf(o.Driver), Processes: o.Processes})
-	h.phases = h.newPhases(&hooks.Runner{Dir: o.HooksDir, Setting: o.Hook, Manager: systemd.Manager(), Runtime: o.Runtime, Logger: h.log})
+	h.phases = phases.New(phases.Options{
+		Tracker: o.Tracker, Memory: h.memory, Runtime: o.Runtime, Logger: h.log,
+		Runner: &hooks.Runner{Dir: o.HooksDir, Setting: o.Hook, Manager: systemd.Manager(), Runtime: o.Runtime, Logger: h.log},
+	})
 	h.migrator, _ = o.Driver.(driver.LiveMigrator)
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.dock, h.streams = h.newDock(), h.newStreams()

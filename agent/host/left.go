@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
@@ -30,7 +31,7 @@ func leaving(uuid string) migration.Ref {
 // that Berth did not conduct, so that nothing may start it here. From memory. A
 // record that cannot be read is one that is there.
 func (h *Host) LeftByHand(uuid string) bool {
-	rec, found, err := recall[leftByHand](h, leaving(uuid), memoryLeftByHand)
+	rec, found, err := memory.Recall[leftByHand](h.memory, leaving(uuid), memoryLeftByHand)
 	return err != nil || found && !rec.Kept
 }
 
@@ -46,14 +47,14 @@ func (h *Host) followLeaving(ctx context.Context, uuid string) error {
 		if err != nil || !exists {
 			return d, false, false, err
 		}
-		_, found, err := recall[leftByHand](h, leaving(uuid), memoryLeftByHand)
+		_, found, err := memory.Recall[leftByHand](h.memory, leaving(uuid), memoryLeftByHand)
 		return d, hasLeft(d) && !found, d.Active() && !halfway(d) && found, err
 	}
 	// Most have not left: no turn is taken for those.
 	if _, left, back, err := stale(); err != nil || !left && !back {
 		return err
 	}
-	unlock, err := h.lock(ctx, uuid)
+	unlock, err := h.memory.Lock(ctx, uuid)
 	if err != nil {
 		return err
 	}
@@ -64,7 +65,7 @@ func (h *Host) followLeaving(ctx context.Context, uuid string) error {
 		return err
 	case left:
 		h.log.Warn("a guest has left by a migration that is not Berth's; until its token is asked for, it is not started here", "instance", uuid, "name", d.Name)
-		err = h.remember(ctx, leaving(uuid), memoryLeftByHand, leftByHand{})
+		err = h.memory.Remember(ctx, leaving(uuid), memoryLeftByHand, leftByHand{})
 	case back:
 		err = h.dropLeft(ctx, uuid)
 	}
@@ -79,7 +80,7 @@ func (h *Host) keepLeft(ctx context.Context, d driver.Domain) error {
 	if !hasLeft(d) && !h.LeftByHand(d.UUID) {
 		return nil
 	}
-	if err := h.remember(ctx, leaving(d.UUID), memoryLeftByHand, leftByHand{Kept: true}); err != nil {
+	if err := h.memory.Remember(ctx, leaving(d.UUID), memoryLeftByHand, leftByHand{Kept: true}); err != nil {
 		return err
 	}
 	if h.o.Owners != nil {
@@ -89,12 +90,12 @@ func (h *Host) keepLeft(ctx context.Context, d driver.Domain) error {
 }
 
 func (h *Host) dropLeft(ctx context.Context, uuid string) error {
-	return h.tracker.Unremember(ctx, at(leaving(uuid), memoryLeftByHand))
+	return h.tracker.Unremember(ctx, memory.At(leaving(uuid), memoryLeftByHand))
 }
 
 // stays refuses to start, or to remove the disks of, a guest that has left.
 func (h *Host) stays(d driver.Domain) error {
-	rec, found, err := recall[leftByHand](h, leaving(d.UUID), memoryLeftByHand)
+	rec, found, err := memory.Recall[leftByHand](h.memory, leaving(d.UUID), memoryLeftByHand)
 	if err == nil && (rec.Kept || !found && !hasLeft(d)) {
 		return nil
 	}

@@ -74,7 +74,7 @@ func (h *Host) ownIf(ctx context.Context, id string, may func(uuid string) error
 	if err != nil {
 		return inst, nil, err
 	}
-	if unlock, err = h.lock(ctx, uuid); err != nil {
+	if unlock, err = h.memory.Lock(ctx, uuid); err != nil {
 		return inst, nil, err
 	}
 	inst, ok := h.tracker.Instance(uuid)

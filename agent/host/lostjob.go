@@ -29,7 +29,7 @@ func (h *Host) endLostJob(ctx context.Context, ref migration.Ref) error {
 	if _, left := h.tracker.Committed(ref.Migration); left {
 		return nil
 	}
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 
+	"berth/agent/host/memory"
 	"berth/internal/fault"
 	"berth/migration"
 )
@@ -45,7 +46,7 @@ func keepOldDisks(ctx context.Context, h *Host, uuid string, rec gaveWay, there 
 		return nil
 	}
 	ref := oldDisksRef(uuid)
-	was, _, err := recall[OldDisks](h, ref, memoryOldDisks)
+	was, _, err := memory.Recall[OldDisks](h.memory, ref, memoryOldDisks)
 	if err != nil {
 		return err
 	}
@@ -54,7 +55,7 @@ func keepOldDisks(ctx context.Context, h *Host, uuid string, rec gaveWay, there 
 			files = append(files, f)
 		}
 	}
-	return h.remember(ctx, ref, memoryOldDisks, OldDisks{Instance: uuid, Name: cmp.Or(rec.Name, was.Name, uuid), To: rec.To, Files: files})
+	return h.memory.Remember(ctx, ref, memoryOldDisks, OldDisks{Instance: uuid, Name: cmp.Or(rec.Name, was.Name, uuid), To: rec.To, Files: files})
 }
 
 // KeptOldDisks gives the old disks that are still here, in order of instance, and forgets those that are
@@ -62,7 +63,7 @@ func keepOldDisks(ctx context.Context, h *Host, uuid string, rec gaveWay, there 
 func KeptOldDisks(ctx context.Context, h *Host) ([]OldDisks, error) {
 	var out []OldDisks
 	for _, ref := range h.memory.Remembering(memoryOldDisks) {
-		rec, found, err := recall[OldDisks](h, ref, memoryOldDisks)
+		rec, found, err := memory.Recall[OldDisks](h.memory, ref, memoryOldDisks)
 		if err != nil {
 			return nil, err
 		}
@@ -77,9 +78,9 @@ func KeptOldDisks(ctx context.Context, h *Host) ([]OldDisks, error) {
 		ref.Instance = rec.Instance
 		switch {
 		case len(left.Files) == 0:
-			err = h.tracker.Unremember(ctx, at(ref, memoryOldDisks))
+			err = h.tracker.Unremember(ctx, memory.At(ref, memoryOldDisks))
 		case len(left.Files) < len(rec.Files):
-			err = h.remember(ctx, ref, memoryOldDisks, left)
+			err = h.memory.Remember(ctx, ref, memoryOldDisks, left)
 		}
 		if err != nil {
 			return nil, err

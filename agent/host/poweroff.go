@@ -7,6 +7,8 @@ import (
 
 	"berth/agent/host/change"
 	"berth/agent/host/hooks"
+	"berth/agent/host/memory"
+	"berth/agent/host/phases"
 	"berth/agent/host/volumes"
 	"berth/claims"
 	"berth/driver"
@@ -62,7 +64,7 @@ func (h *Host) powerOff(ctx context.Context, ref migration.Ref, p migration.Powe
 	if !h.recorded(ref) {
 		return none, fault.New(fault.Forbidden, "nothing of migration %s is recorded on %s", ref.Migration, h.o.Name)
 	}
-	rec, found, err := recall[poweredOff](h, ref, memoryPower)
+	rec, found, err := memory.Recall[poweredOff](h.memory, ref, memoryPower)
 	if err != nil {
 		return none, err
 	}
@@ -83,7 +85,7 @@ func (h *Host) powerOff(ctx context.Context, ref migration.Ref, p migration.Powe
 		return none, err
 	}
 	if rec.Hooks {
-		if err := h.phase(ctx, ref, rec.phase(h, hooks.ResizeInstance)); err != nil {
+		if err := h.phases.Run(ctx, ref, rec.phase(h, hooks.ResizeInstance)); err != nil {
 			return none, err
 		}
 	}
@@ -92,7 +94,7 @@ func (h *Host) powerOff(ctx context.Context, ref migration.Ref, p migration.Powe
 		return none, err
 	}
 	rec.Off, rec.Pulled = true, rec.Pulled || pulled
-	if err := h.remember(ctx, ref, memoryPower, rec); err != nil {
+	if err := h.memory.Remember(ctx, ref, memoryPower, rec); err != nil {
 		return none, err
 	}
 	return rec.answer(), nil
@@ -100,7 +102,7 @@ func (h *Host) powerOff(ctx context.Context, ref migration.Ref, p migration.Powe
 
 // powersOff reports whether an attempt has begun to power the instance off.
 func (h *Host) powersOff(ref migration.Ref) (bool, error) {
-	_, found, err := recall[poweredOff](h, ref, memoryPower)
+	_, found, err := memory.Recall[poweredOff](h.memory, ref, memoryPower)
 	return found, err
 }
 
@@ -108,8 +110,8 @@ func (r poweredOff) answer() migration.PoweredOff {
 	return migration.PoweredOff{PowerState: r.Power, Pulled: r.Pulled}
 }
 
-func (r poweredOff) phase(h *Host, phase string) phaseRequest {
-	return phaseRequest{Phase: phase, Kind: r.Kind, Source: h.o.Name, Destination: r.Destination, XML: r.Definition, Power: r.Power}
+func (r poweredOff) phase(h *Host, phase string) phases.Request {
+	return phases.Request{Phase: phase, Kind: r.Kind, Source: h.o.Name, Destination: r.Destination, XML: r.Definition, Power: r.Power}
 }
 
 // recorded reports whether this host has anything of the migration by which a guest may
@@ -131,7 +133,7 @@ func (h *Host) recorded(ref migration.Ref) bool {
 func (h *Host) changed(ref migration.Ref) bool {
 	for _, c := range h.tracker.ByMigration(ref.Migration) {
 		if c.Owner.Kind == claims.KindInstance && c.Owner.Instance == ref.Instance {
-			x, ok := h.contextOf(migration.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: c.BoundFrom.Attempt})
+			x, ok := h.phases.ContextOf(migration.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: c.BoundFrom.Attempt})
 			return ok && h.inPlace(x.Source, x.Destination)
 		}
 	}
@@ -147,14 +149,14 @@ func (h *Host) changed(ref migration.Ref) bool {
 //	its confirmation      FinishChange was asked for
 //	its undo, its revert  UnapplyChange was asked for
 func (h *Host) pastPowerOff(ref migration.Ref) error {
-	rec, _, err := recall[changing](h, ref, memoryChange)
+	rec, _, err := memory.Recall[changing](h.memory, ref, memoryChange)
 	if err != nil {
 		return err
 	}
 	first := ref
 	first.Attempt = 1 // tombstones of whatever attempt
 	if rec.Started || h.tracker.Accepted(ref.Migration) >= ref.Attempt ||
-		h.tracker.Buried(at(first, stepKeepUnchange)) || h.tracker.Buried(at(first, operation.StepApplyChange)) {
+		h.tracker.Buried(memory.At(first, stepKeepUnchange)) || h.tracker.Buried(memory.At(first, operation.StepApplyChange)) {
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "late_verb", Message: "migration " + ref.Migration + " is past " + operation.StepPowerOff + ", and a message that asks for it came late",
 		})
@@ -288,7 +290,7 @@ func jobInFlight(name string) fault.Reason {
 
 // noteWish makes durable what the guest's user has chosen, before anything is done to it.
 func (h *Host) noteWish(ctx context.Context, ref migration.Ref, rec *poweredOff, d driver.Domain, exists bool) error {
-	_, found, err := recall[poweredOff](h, ref, memoryPower)
+	_, found, err := memory.Recall[poweredOff](h.memory, ref, memoryPower)
 	switch {
 	case err != nil:
 		return err
@@ -310,7 +312,7 @@ func (h *Host) noteWish(ctx context.Context, ref migration.Ref, rec *poweredOff,
 		rec.Off, rec.Asked = false, runtime.BootTime{} // its user has started it again
 	}
 	rec.Hooks = rec.Destination != "" && rec.Destination != h.o.Name && !h.came(ref)
-	return h.remember(ctx, ref, memoryPower, *rec)
+	return h.memory.Remember(ctx, ref, memoryPower, *rec)
 }
 
 // end ends a guest's domain: by its own will in the time that is left, else by its plug.
@@ -322,7 +324,7 @@ func (h *Host) end(ctx context.Context, ref migration.Ref, rec *poweredOff, time
 	}
 	if now := h.rt.Boot(); rec.Asked.ID != now.ID {
 		rec.Asked = now
-		if err := h.remember(ctx, ref, memoryPower, *rec); err != nil {
+		if err := h.memory.Remember(ctx, ref, memoryPower, *rec); err != nil {
 			return false, err
 		}
 	}
@@ -355,7 +357,7 @@ func (h *Host) end(ctx context.Context, ref migration.Ref, rec *poweredOff, time
 
 // powerOn does operation.PowerOn.
 func (h *Host) powerOn(ctx context.Context, ref migration.Ref) error {
-	rec, found, err := recall[poweredOff](h, ref, memoryPower)
+	rec, found, err := memory.Recall[poweredOff](h.memory, ref, memoryPower)
 	if err != nil || !found {
 		return err
 	}
@@ -363,7 +365,7 @@ func (h *Host) powerOn(ctx context.Context, ref migration.Ref) error {
 	if rec.Hooks {
 		// Before the guest, which may want what they give back. One that fails is run
 		// again, and the guest does not wait for it.
-		hooked = h.phase(ctx, ref, rec.phase(h, hooks.RollbackResizeInstance))
+		hooked = h.phases.Run(ctx, ref, rec.phase(h, hooks.RollbackResizeInstance))
 	}
 	// Where its own undo has not come to it: a guest that runs is connected.
 	attached, err := h.giveConnectionsBack(ctx, ref)
@@ -374,24 +376,24 @@ func (h *Host) powerOn(ctx context.Context, ref migration.Ref) error {
 		}
 		rec.On = true
 		if hooked != nil {
-			return errors.Join(hooked, h.remember(ctx, ref, memoryPower, rec))
+			return errors.Join(hooked, h.memory.Remember(ctx, ref, memoryPower, rec))
 		}
 	}
 	if hooked != nil {
 		return hooked
 	}
 	// Those of a change on this host are its own undo's.
-	if err := h.forgetPhases(ctx, ref, hooks.ResizeInstance, hooks.RollbackResizeInstance); err != nil {
+	if err := h.phases.Forget(ctx, ref, hooks.ResizeInstance, hooks.RollbackResizeInstance); err != nil {
 		return err
 	}
 	// Nothing of its disks is read any more.
 	if err := h.dock.Forget(ctx, ref); err != nil {
 		return err
 	}
-	if err := h.tracker.Unremember(ctx, at(ref, memorySnapshot)); err != nil {
+	if err := h.tracker.Unremember(ctx, memory.At(ref, memorySnapshot)); err != nil {
 		return err
 	}
-	return h.tracker.Unremember(ctx, at(ref, memoryPower))
+	return h.tracker.Unremember(ctx, memory.At(ref, memoryPower))
 }
 
 // mayPowerOn refuses to start a guest that is not here any more, or not as it was when
@@ -404,7 +406,7 @@ func (h *Host) mayPowerOn(_ context.Context, ref migration.Ref) error {
 	if err := h.tokenHere(inst); err != nil {
 		return err
 	}
-	rec, found, err := recall[poweredOff](h, ref, memoryPower)
+	rec, found, err := memory.Recall[poweredOff](h.memory, ref, memoryPower)
 	switch {
 	case err != nil:
 		return err

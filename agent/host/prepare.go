@@ -8,6 +8,8 @@ import (
 
 	"berth/agent/host/disks"
 	"berth/agent/host/hooks"
+	"berth/agent/host/memory"
+	"berth/agent/host/phases"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -20,7 +22,7 @@ type preparation struct {
 	Made      []disks.Made `json:"made,omitempty"`
 	// PostCopy: the guest may come by post-copy.
 	PostCopy bool `json:"post_copy,omitempty"`
-	// What agents before phaseRecord kept of hooks.
+	// What agents before phases.Record kept of hooks.
 	Running   *hooks.Process             `json:"running,omitempty"`
 	Data      map[string]json.RawMessage `json:"data,omitempty"`
 	HooksDone bool                       `json:"hooks_done,omitempty"`
@@ -37,7 +39,7 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 	if !ok || claim.State != claims.Pending && claim.State != claims.Arriving {
 		return none, fault.New(fault.Forbidden, "no claim on %s names migration %s, attempt %d", h.o.Name, ref.Migration, ref.Attempt)
 	}
-	rec, found, err := recall[preparation](h, ref, memoryPrepared)
+	rec, found, err := memory.Recall[preparation](h.memory, ref, memoryPrepared)
 	if err != nil {
 		return none, err
 	}
@@ -55,7 +57,7 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 	if err := h.admitPrepared(ctx, claim, rec.Guest.Name, nil, prepared.DestinationXML, prepared.PersistentXML); err != nil {
 		return none, err
 	}
-	if err := h.endHook(rec.Running); err != nil {
+	if err := h.phases.EndHook(rec.Running); err != nil {
 		return none, err
 	}
 	if err := h.makeDisks(ctx, ref, &rec, p); err != nil {
@@ -65,7 +67,7 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 		return none, err
 	}
 	if !rec.HooksDone {
-		if err := h.phase(ctx, ref, rec.phase(h, hooks.PreLiveMigration)); err != nil {
+		if err := h.phases.Run(ctx, ref, rec.phase(h, hooks.PreLiveMigration)); err != nil {
 			return none, err
 		}
 	}
@@ -89,7 +91,7 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 		return none, errors.Join(err, h.closeStream(keep, ref))
 	}
 	rec.Prepared = &prepared
-	if err := h.remember(ctx, ref, memoryPrepared, rec); err != nil {
+	if err := h.memory.Remember(ctx, ref, memoryPrepared, rec); err != nil {
 		return none, err
 	}
 	return prepared, nil
@@ -154,7 +156,7 @@ func (h *Host) makeDisks(ctx context.Context, ref migration.Ref, rec *preparatio
 		rec.Made = nil
 		return err
 	}
-	if err := h.remember(ctx, ref, memoryPrepared, *rec); err != nil {
+	if err := h.memory.Remember(ctx, ref, memoryPrepared, *rec); err != nil {
 		return err
 	}
 	for i, d := range todo {
@@ -165,7 +167,7 @@ func (h *Host) makeDisks(ctx context.Context, ref migration.Ref, rec *preparatio
 	if len(todo) == 0 {
 		return nil
 	}
-	if err := h.remember(ctx, ref, memoryPrepared, *rec); err != nil {
+	if err := h.memory.Remember(ctx, ref, memoryPrepared, *rec); err != nil {
 		return err
 	}
 	for _, m := range rec.Made {
@@ -177,15 +179,15 @@ func (h *Host) makeDisks(ctx context.Context, ref migration.Ref, rec *preparatio
 }
 
 // phase asks for hooks of a phase of this preparation.
-func (p preparation) phase(h *Host, phase string) phaseRequest {
-	return phaseRequest{
+func (p preparation) phase(h *Host, phase string) phases.Request {
+	return phases.Request{
 		Phase: phase, Kind: migration.TypeLiveMigration, Source: p.Source, Destination: h.o.Name, XML: p.DomainXML, Answers: p.Data,
 	}
 }
 
 // preparedLive reports whether an attempt's preparation has given its answer.
 func (h *Host) preparedLive(ref migration.Ref) (bool, error) {
-	rec, found, err := recall[preparation](h, ref, memoryPrepared)
+	rec, found, err := memory.Recall[preparation](h.memory, ref, memoryPrepared)
 	return found && rec.Prepared != nil, err
 }
 
@@ -212,11 +214,11 @@ func (h *Host) rollbackPreLiveMigration(ctx context.Context, ref migration.Ref) 
 
 // undoPreparation removes exactly what a preparation made.
 func (h *Host) undoPreparation(ctx context.Context, ref migration.Ref) error {
-	rec, found, err := recall[preparation](h, ref, memoryPrepared)
+	rec, found, err := memory.Recall[preparation](h.memory, ref, memoryPrepared)
 	if err != nil || !found {
 		return err
 	}
-	if err := h.endHook(rec.Running); err != nil {
+	if err := h.phases.EndHook(rec.Running); err != nil {
 		return err
 	}
 	if err := h.undoConnections(ctx, ref); err != nil {
@@ -229,13 +231,13 @@ func (h *Host) undoPreparation(ctx context.Context, ref migration.Ref) error {
 	}
 	// The hooks run last, as they ran after the disks were made; also after a
 	// half-done failure, and where pre hooks never began: design section 12.
-	if err := h.phase(ctx, ref, rec.phase(h, hooks.RollbackLiveMigrationAtDestination)); err != nil {
+	if err := h.phases.Run(ctx, ref, rec.phase(h, hooks.RollbackLiveMigrationAtDestination)); err != nil {
 		return err
 	}
-	if err := h.forgetPhases(ctx, ref); err != nil {
+	if err := h.phases.Forget(ctx, ref); err != nil {
 		return err
 	}
-	return h.tracker.Unremember(ctx, at(ref, memoryPrepared))
+	return h.tracker.Unremember(ctx, memory.At(ref, memoryPrepared))
 }
 
 func rolledTooLate(host string) error {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"berth/agent/host/disks"
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
@@ -49,7 +50,7 @@ type GaveWay struct {
 func (h *Host) GivingWay() ([]GaveWay, error) {
 	var out []GaveWay
 	for _, ref := range h.memory.Remembering(memoryGaveWay) {
-		rec, found, err := recall[gaveWay](h, ref, memoryGaveWay)
+		rec, found, err := memory.Recall[gaveWay](h.memory, ref, memoryGaveWay)
 		if err != nil {
 			return nil, err
 		}
@@ -74,7 +75,7 @@ func (h *Host) GiveWay(ctx context.Context, ref migration.Ref, epoch uint64, to 
 }
 
 func (h *Host) giveWayTo(ctx context.Context, ref migration.Ref, epoch uint64, to string, proven bool) (bool, error) {
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return false, err
 	}
@@ -93,7 +94,7 @@ func (h *Host) giveWayTo(ctx context.Context, ref migration.Ref, epoch uint64, t
 	if _, err := provenElsewhere(h.o.Name, inst, known, d, exists, proven, epoch, to); err != nil {
 		return false, err
 	}
-	rec, found, err := recall[gaveWay](h, ref, memoryGaveWay)
+	rec, found, err := memory.Recall[gaveWay](h.memory, ref, memoryGaveWay)
 	if err != nil {
 		return false, err
 	}
@@ -114,12 +115,12 @@ func (h *Host) giveWayTo(ctx context.Context, ref migration.Ref, epoch uint64, t
 	// Before the token: who is killed in between finds it, and does both.
 	if !found || rec.Epoch < epoch || proven && !rec.Proven {
 		rec.Instance, rec.Name, rec.Epoch, rec.To, rec.Proven = ref.Instance, cmp.Or(inst.Name, d.Name, rec.Name), epoch, to, proven
-		if err := h.remember(ctx, ref, memoryGaveWay, rec); err != nil {
+		if err := h.memory.Remember(ctx, ref, memoryGaveWay, rec); err != nil {
 			return false, err
 		}
 	}
 	if known {
-		if _, err := h.tracker.Yield(ctx, at(ref, ""), epoch, to); err != nil {
+		if _, err := h.tracker.Yield(ctx, memory.At(ref, ""), epoch, to); err != nil {
 			return false, err
 		}
 	}
@@ -148,12 +149,12 @@ func (h *Host) CleanUpReturned(ctx context.Context, ref migration.Ref, there mig
 }
 
 func (h *Host) cleanUpReturned(ctx context.Context, ref migration.Ref, there migration.Guest) error {
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	rec, found, err := recall[gaveWay](h, ref, memoryGaveWay)
+	rec, found, err := memory.Recall[gaveWay](h.memory, ref, memoryGaveWay)
 	if err != nil {
 		return err
 	}
@@ -187,7 +188,7 @@ func (h *Host) cleanUpReturned(ctx context.Context, ref migration.Ref, there mig
 
 // Cleaned forgets that this host gave way: nothing of it is left anywhere. Safe to repeat.
 func (h *Host) Cleaned(ctx context.Context, ref migration.Ref) error {
-	return wrap(h.tracker.Unremember(ctx, at(ref, memoryGaveWay)), "forget that this host gave way for instance %s", ref.Instance)
+	return wrap(h.tracker.Unremember(ctx, memory.At(ref, memoryGaveWay)), "forget that this host gave way for instance %s", ref.Instance)
 }
 
 // giveUpHalf gives up in Placement what the move kept of this host. A guest that is not here holds
@@ -213,7 +214,7 @@ func (h *Host) listFiles(ctx context.Context, ref migration.Ref, rec gaveWay) (g
 	text, err := h.driver.XML(ctx, ref.Instance, driver.Persistent)
 	if errors.Is(err, fault.NotFound) {
 		rec.Listed = true
-		return rec, h.remember(ctx, ref, memoryGaveWay, rec)
+		return rec, h.memory.Remember(ctx, ref, memoryGaveWay, rec)
 	}
 	if err != nil {
 		return rec, err
@@ -238,7 +239,7 @@ func (h *Host) listFiles(ctx context.Context, ref migration.Ref, rec gaveWay) (g
 		rec.Identities = append(rec.Identities, identity)
 	}
 	rec.Listed = true
-	return rec, h.remember(ctx, ref, memoryGaveWay, rec)
+	return rec, h.memory.Remember(ctx, ref, memoryGaveWay, rec)
 }
 
 // keeps says why a file of an evacuated guest is not to be named as its old disk; empty for one that is.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"berth/agent/host/memory"
 	"berth/agent/witness"
 	"berth/claims"
 	"berth/internal/fault"
@@ -67,7 +68,7 @@ func (h *Host) settleClaim(ctx context.Context, c claims.Claim) error {
 	if c.State != claims.Pending {
 		return nil
 	}
-	unlock, err := h.lock(ctx, uuid)
+	unlock, err := h.memory.Lock(ctx, uuid)
 	if err != nil {
 		return err
 	}
@@ -196,7 +197,7 @@ func (h *Host) autostart(ctx context.Context) error {
 const askOwners = 5 * time.Second
 
 func (h *Host) autostartOne(ctx context.Context, uuid string) error {
-	unlock, err := h.lock(ctx, uuid)
+	unlock, err := h.memory.Lock(ctx, uuid)
 	if err != nil {
 		return err
 	}
@@ -225,7 +226,7 @@ func (h *Host) autostartOne(ctx context.Context, uuid string) error {
 // undoMade removes the disks that a creation which broke off had made.
 func (h *Host) undoMade(ctx context.Context, uuid string) error {
 	ref := creation(uuid)
-	made, _, err := recall[[]madeDisk](h, ref, memoryCreate)
+	made, _, err := memory.Recall[[]madeDisk](h.memory, ref, memoryCreate)
 	if err != nil {
 		return err
 	}

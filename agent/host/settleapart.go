@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -70,13 +71,13 @@ type apartMove struct {
 // apartMove reads it; false for none.
 func (h *Host) apartMove(id string) (apartMove, bool) {
 	m := apartMove{id: id, conductor: h.conductorOf(id), token: tokenUnknown}
-	mc, ok := h.contextOf(migration.Ref{Migration: id})
+	mc, ok := h.phases.ContextOf(migration.Ref{Migration: id})
 	if all := h.pendingArrivals(); m.conductor != "" {
 		if i := slices.IndexFunc(all, func(a pendingArrival) bool {
 			return a.ref.Migration == id && (a.claim != arrivalNone || h.accepted(a.ref))
 		}); i >= 0 {
 			m.arrival = &all[i]
-			mc, ok = h.contextOf(m.arrival.ref)
+			mc, ok = h.phases.ContextOf(m.arrival.ref)
 		}
 	}
 	if m.conductor == "" || !ok {
@@ -155,7 +156,7 @@ func (h *Host) settleApart(ctx context.Context, id string, s migration.Settlemen
 	if err := h.noteWord(ctx, ref, s, ""); err != nil {
 		return Waiting{}, err
 	}
-	if err := h.remember(ctx, settled(ref), memorySettle, rec); err != nil {
+	if err := h.memory.Remember(ctx, settled(ref), memorySettle, rec); err != nil {
 		return Waiting{}, err
 	}
 	return done, h.settleOn(ctx, ref)
@@ -254,7 +255,7 @@ func (h *Host) followSettled(ctx context.Context) {
 // settleOn does what a word decides, as far as it was not done: first here, then in
 // Placement, which may answer later.
 func (h *Host) settleOn(ctx context.Context, ref migration.Ref) error {
-	rec, found, err := recall[settling](h, settled(ref), memorySettle)
+	rec, found, err := memory.Recall[settling](h.memory, settled(ref), memorySettle)
 	if err != nil || !found {
 		return err
 	}
@@ -267,7 +268,7 @@ func (h *Host) settleOn(ctx context.Context, ref migration.Ref) error {
 			return err
 		}
 		rec.Done = true
-		if err := h.remember(ctx, settled(ref), memorySettle, rec); err != nil {
+		if err := h.memory.Remember(ctx, settled(ref), memorySettle, rec); err != nil {
 			return err
 		}
 	}
@@ -277,7 +278,7 @@ func (h *Host) settleOn(ctx context.Context, ref migration.Ref) error {
 			return nil // it goes on by itself
 		}
 	}
-	return h.tracker.Unremember(ctx, at(settled(ref), memorySettle))
+	return h.tracker.Unremember(ctx, memory.At(settled(ref), memorySettle))
 }
 
 // settleHere makes the guest this host's, and ends the move here.
@@ -328,7 +329,7 @@ func (h *Host) settleHere(ctx context.Context, ref migration.Ref, rec settling) 
 // defineRetaken writes the epoch of a guest that was taken back into its definition, while it
 // is off: what a lost ledger is put together from.
 func (h *Host) defineRetaken(ctx context.Context, ref migration.Ref) error {
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
@@ -391,7 +392,7 @@ func (h *Host) settleThere(ctx context.Context, ref migration.Ref, rec settling)
 // endHalf ends what a source keeps of a guest that an operator has said to be at its
 // destination. Its disks stay, and are named: nobody has proven that the others are whole.
 func (h *Host) endHalf(ctx context.Context, ref migration.Ref) error {
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"berth/agent/host/fileusers"
+	"berth/agent/host/memory"
 	"berth/agent/host/shipping"
 	"berth/claims"
 	"berth/driver"
@@ -82,7 +83,7 @@ func (g shippedGuests) Off(ctx context.Context, ref migration.Ref) error {
 }
 
 func (g shippedGuests) Disks(ref migration.Ref) ([]shipping.Disk, error) {
-	rec, _, err := recall[poweredOff](g.h, ref, memoryPower)
+	rec, _, err := memory.Recall[poweredOff](g.h.memory, ref, memoryPower)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -68,7 +69,7 @@ func (h *Host) hear(ref migration.Ref) {
 	now := h.rt.Boot().Since
 	h.sides.mu.Lock()
 	defer h.sides.mu.Unlock()
-	h.sides.heard[streamKey(ref)] = now
+	h.sides.heard[memory.Key(ref)] = now
 }
 
 // attend notes that the conductor of an attempt has asked something that takes a while: until
@@ -82,7 +83,7 @@ func (h *Host) attend(ref migration.Ref) (done func()) {
 // hold has the silence of the conductor of an attempt, if it is silent, stand still until done
 // is called.
 func (h *Host) hold(ref migration.Ref) (done func()) {
-	key, now := streamKey(ref), h.rt.Boot().Since
+	key, now := memory.Key(ref), h.rt.Boot().Since
 	h.sides.mu.Lock()
 	defer h.sides.mu.Unlock()
 	a := h.sides.asking[key]
@@ -157,7 +158,7 @@ func (h *Host) lookAtSides(ctx context.Context) {
 	known := map[string]bool{}
 	silent := map[string]bool{}
 	for _, a := range list {
-		known[streamKey(a.ref)] = true
+		known[memory.Key(a.ref)] = true
 		if ctx.Err() != nil {
 			return
 		}
@@ -166,10 +167,10 @@ func (h *Host) lookAtSides(ctx context.Context) {
 		}
 	}
 	for _, a := range h.lookAtOutgoing(ctx) {
-		known[streamKey(a.ref)] = true
+		known[memory.Key(a.ref)] = true
 	}
 	for _, ref := range h.lookAtEnded(ctx) {
-		known[streamKey(ref)] = true
+		known[memory.Key(ref)] = true
 	}
 	h.sides.mu.Lock()
 	defer h.sides.mu.Unlock()
@@ -206,18 +207,18 @@ func (h *Host) pendingArrivals() []pendingArrival {
 		if c.Context != nil {
 			a.source, a.power = c.Context.Source, c.Context.OldPowerState
 		}
-		seen[streamKey(a.ref)] = true
+		seen[memory.Key(a.ref)] = true
 		out = append(out, a)
 	}
 	// A claim whose lease was over while it was prepared, and a guest that was bound and
 	// not finished.
 	for _, r := range h.tracker.Remembering(memoryPrepared) {
-		rec, found, err := recall[preparation](h, r, memoryPrepared)
+		rec, found, err := memory.Recall[preparation](h.memory, r, memoryPrepared)
 		if err != nil || !found || rec.Guest.UUID == "" {
 			continue
 		}
 		ref := migration.Ref{Migration: r.Migration, Instance: rec.Guest.UUID, Attempt: r.Attempt}
-		if !seen[streamKey(ref)] && !h.Foreign(h.owner(ref)) {
+		if !seen[memory.Key(ref)] && !h.Foreign(h.owner(ref)) {
 			out = append(out, pendingArrival{ref: ref, source: rec.Source, claim: arrivalNone})
 		}
 	}
@@ -250,7 +251,7 @@ func (h *Host) arrivalState(a pendingArrival) arrivalState {
 		s.token = arrivalOther
 	}
 	h.sides.mu.Lock()
-	heard, ever := h.sides.heard[streamKey(a.ref)]
+	heard, ever := h.sides.heard[memory.Key(a.ref)]
 	h.sides.mu.Unlock()
 	patience := h.o.Silence
 	if s.token == arrivalOwned {
@@ -337,7 +338,7 @@ func (h *Host) lookAtArrival(ctx context.Context, a pendingArrival, silent map[s
 // lookAtHalf reports whether an arrival runs here while part of its memory is still at its
 // source, and sees that the way is there by which that comes.
 func (h *Host) lookAtHalf(ctx context.Context, a pendingArrival) (bool, error) {
-	rec, found, err := recall[preparation](h, a.ref, memoryPrepared)
+	rec, found, err := memory.Recall[preparation](h.memory, a.ref, memoryPrepared)
 	if err != nil || !found || !rec.PostCopy || rec.Prepared == nil || a.way != wayLive {
 		return false, err
 	}
@@ -365,7 +366,7 @@ func (h *Host) lookAtHalf(ctx context.Context, a pendingArrival) (bool, error) {
 func (h *Host) waits(ref migration.Ref) bool {
 	h.sides.mu.Lock()
 	defer h.sides.mu.Unlock()
-	_, waits := h.sides.waiting[streamKey(ref)]
+	_, waits := h.sides.waiting[memory.Key(ref)]
 	return waits
 }
 
@@ -374,11 +375,11 @@ func (h *Host) timeToAsk(ref migration.Ref) bool {
 	now := h.rt.Boot().Since
 	h.sides.mu.Lock()
 	defer h.sides.mu.Unlock()
-	last, before := h.sides.asked[streamKey(ref)]
+	last, before := h.sides.asked[memory.Key(ref)]
 	if before && now-last < h.o.Silence/6 {
 		return false
 	}
-	h.sides.asked[streamKey(ref)] = now
+	h.sides.asked[memory.Key(ref)] = now
 	return true
 }
 
@@ -414,7 +415,7 @@ func (h *Host) askWhom(ctx context.Context, a pendingArrival) (f *migration.Atte
 
 // awaitSide keeps what an arrival waits for, and logs it once; empty for nothing.
 func (h *Host) awaitSide(a pendingArrival, waits string, doubt bool) {
-	key := streamKey(a.ref)
+	key := memory.Key(a.ref)
 	h.sides.mu.Lock()
 	was, waited := h.sides.waiting[key]
 	if waits == "" {

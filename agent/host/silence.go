@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -224,7 +225,7 @@ func (h *Host) lookAtOutgoing(ctx context.Context) []pendingArrival {
 	of := map[migration.Ref]bool{}
 	for _, o := range h.conductedElsewhere() {
 		a := pendingArrival{ref: o.ref, source: o.to, conductor: o.conductor, leaves: true}
-		seen, of[at(o.ref, memoryAlone)] = append(seen, a), true
+		seen, of[memory.At(o.ref, memoryAlone)] = append(seen, a), true
 		if ctx.Err() != nil {
 			continue
 		}
@@ -313,11 +314,11 @@ func (h *Host) silentFor(ref migration.Ref) time.Duration {
 	now := h.rt.Boot().Since
 	h.sides.mu.Lock()
 	defer h.sides.mu.Unlock()
-	last, ever := h.sides.heard[streamKey(ref)]
+	last, ever := h.sides.heard[memory.Key(ref)]
 	if !ever {
-		h.sides.heard[streamKey(ref)] = now
+		h.sides.heard[memory.Key(ref)] = now
 	}
-	if !ever || h.sides.asking[streamKey(ref)] != nil {
+	if !ever || h.sides.asking[memory.Key(ref)] != nil {
 		return 0
 	}
 	return now - last
@@ -332,12 +333,12 @@ func (h *Host) outgoingState(o outgoing) (outgoingState, error) {
 		s.token = tokenGone
 	}
 	s.conductor = h.conductorWord(o.ref)
-	decided, alone, err := recall[decidedAlone](h, o.ref, memoryAlone)
+	decided, alone, err := memory.Recall[decidedAlone](h.memory, o.ref, memoryAlone)
 	if err != nil {
 		return s, err
 	}
 	s.alone = alone
-	_, off, err := recall[poweredOff](h, o.ref, memoryPower)
+	_, off, err := memory.Recall[poweredOff](h.memory, o.ref, memoryPower)
 	if err != nil {
 		return s, err
 	}
@@ -345,7 +346,7 @@ func (h *Host) outgoingState(o outgoing) (outgoingState, error) {
 	if err != nil {
 		return s, err
 	}
-	_, apart, err := recall[disconnected](h, o.ref, memoryDisconnect)
+	_, apart, err := memory.Recall[disconnected](h.memory, o.ref, memoryDisconnect)
 	if err != nil {
 		return s, err
 	}
@@ -353,7 +354,7 @@ func (h *Host) outgoingState(o outgoing) (outgoingState, error) {
 	if o.back {
 		came := o.ref
 		came.Attempt = h.tracker.Accepted(o.ref.Migration)
-		rec, found, err := recall[coldPreparation](h, came, memoryPreparedCold)
+		rec, found, err := memory.Recall[coldPreparation](h.memory, came, memoryPreparedCold)
 		if err != nil {
 			return s, err
 		}
@@ -383,13 +384,13 @@ func (h *Host) whereCounted(ctx context.Context, ref migration.Ref) placedWord {
 // then that every hand-over of the attempt is refused. A hand-over that was first wins.
 func (h *Host) decideAlone(ctx context.Context, o outgoing, s outgoingState, why string) error {
 	if !s.alone {
-		if err := h.remember(ctx, o.ref, memoryAlone, decidedAlone{At: h.rt.Now().UTC(), Why: why}); err != nil {
+		if err := h.memory.Remember(ctx, o.ref, memoryAlone, decidedAlone{At: h.rt.Now().UTC(), Why: why}); err != nil {
 			return err
 		}
 	}
 	err := h.keepGuest(ctx, o.ref)
 	if errors.Is(err, fault.Forbidden) {
-		return h.tracker.Unremember(ctx, at(o.ref, memoryAlone)) // it has left, and is not this host's any more
+		return h.tracker.Unremember(ctx, memory.At(o.ref, memoryAlone)) // it has left, and is not this host's any more
 	}
 	return err
 }
@@ -399,12 +400,12 @@ func (h *Host) restoreAlone(ctx context.Context, ref migration.Ref) error {
 	if err := h.stayAsItWas(ctx, ref); err != nil {
 		return err
 	}
-	rec, found, err := recall[decidedAlone](h, ref, memoryAlone)
+	rec, found, err := memory.Recall[decidedAlone](h.memory, ref, memoryAlone)
 	if err != nil || !found {
 		return err
 	}
 	rec.Restored = true
-	return h.remember(ctx, ref, memoryAlone, rec)
+	return h.memory.Remember(ctx, ref, memoryAlone, rec)
 }
 
 // stayAsItWas gives a guest that stays what was taken from it for an attempt: the undos of
@@ -427,7 +428,7 @@ func (h *Host) StaysAlone(uuid string) bool {
 			continue
 		}
 		ref := migration.Ref{Migration: r.Migration, Instance: uuid, Attempt: r.Attempt}
-		rec, _, err := recall[decidedAlone](h, ref, memoryAlone)
+		rec, _, err := memory.Recall[decidedAlone](h.memory, ref, memoryAlone)
 		inst, known := h.tracker.Instance(uuid)
 		return err == nil && rec.Restored && known && inst.Token.State == claims.TokenHere && h.tracker.CommitRefused(r.Migration, r.Attempt)
 	}

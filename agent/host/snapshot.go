@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -72,7 +73,7 @@ func (h *Host) snapshotDisks(ctx context.Context, ref migration.Ref, targets []s
 		return none, err
 	}
 	if !found {
-		if err := h.remember(ctx, ref, memorySnapshot, rec); err != nil {
+		if err := h.memory.Remember(ctx, ref, memorySnapshot, rec); err != nil {
 			return none, err
 		}
 	}
@@ -94,10 +95,10 @@ func (h *Host) offForMove(ctx context.Context, ref migration.Ref) error {
 // endedBy is the guest that this attempt has powered off, and not powered on again. What
 // has become of its domain and its token since is for the caller to see.
 func (h *Host) endedBy(ref migration.Ref) (claims.Instance, error) {
-	if err := h.late(ref, operation.StepPowerOff); err != nil {
+	if err := h.memory.Late(ref, operation.StepPowerOff); err != nil {
 		return claims.Instance{}, err
 	}
-	rec, found, err := recall[poweredOff](h, ref, memoryPower)
+	rec, found, err := memory.Recall[poweredOff](h.memory, ref, memoryPower)
 	switch {
 	case err != nil:
 		return claims.Instance{}, err
@@ -114,7 +115,7 @@ func (h *Host) endedBy(ref migration.Ref) (claims.Instance, error) {
 // snapshotOf is what an attempt holds of its guest's files here; false where it holds
 // none: then all are what they are.
 func (h *Host) snapshotOf(ref migration.Ref) (snapshot, bool, error) {
-	return recall[snapshot](h, ref, memorySnapshot)
+	return memory.Recall[snapshot](h.memory, ref, memorySnapshot)
 }
 
 // filesToHold reads what the files of these disks are at this moment, what stands below a
@@ -235,7 +236,7 @@ func (h *Host) dropSnapshot(ctx context.Context, ref migration.Ref) error {
 	if err := h.dock.Stop(ctx, ref); err != nil {
 		return err
 	}
-	return h.tracker.Unremember(ctx, at(ref, memorySnapshot))
+	return h.tracker.Unremember(ctx, memory.At(ref, memorySnapshot))
 }
 
 // notGone refuses an undo at a source whose guest has left by this attempt.

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"berth/agent/host/hooks"
+	"berth/agent/host/memory"
 	"berth/agent/host/vanished"
 	"berth/claims"
 	"berth/driver"
@@ -44,7 +45,7 @@ func (h *Host) Surrender(ctx context.Context, ref migration.Ref, to string) (mig
 
 func (h *Host) surrender(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
 	none := migration.Commit{}
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return none, err
 	}
@@ -65,15 +66,15 @@ func (h *Host) surrender(ctx context.Context, ref migration.Ref, to string) (mig
 		defer done()
 	}
 	// First what will be cleaned up, then what cannot be taken back.
-	if _, found, err := recall[string](h, ref, memoryLeft); err != nil {
+	if _, found, err := memory.Recall[string](h.memory, ref, memoryLeft); err != nil {
 		return none, err
 	} else if !found {
-		if err := h.remember(ctx, ref, memoryLeft, to); err != nil {
+		if err := h.memory.Remember(ctx, ref, memoryLeft, to); err != nil {
 			return none, err
 		}
 	}
 	// By its step: hookKeep leaves a tombstone there.
-	c, err := h.tracker.Surrender(ctx, at(ref, memoryLeft), to)
+	c, err := h.tracker.Surrender(ctx, memory.At(ref, memoryLeft), to)
 	if err != nil {
 		return none, err
 	}
@@ -149,10 +150,10 @@ func (h *Host) absent(ctx context.Context, inst claims.Instance) error {
 // is gone. Until then its record keeps it from being started here.
 func (h *Host) followLeft(ctx context.Context, inst claims.Instance) error {
 	ref := migration.Ref{Migration: inst.Token.Migration, Instance: inst.UUID, Attempt: 1}
-	if _, left, err := recall[string](h, ref, memoryLeft); err != nil || !left {
+	if _, left, err := memory.Recall[string](h.memory, ref, memoryLeft); err != nil || !left {
 		return err
 	}
-	unlock, err := h.lock(ctx, inst.UUID)
+	unlock, err := h.memory.Lock(ctx, inst.UUID)
 	if err != nil {
 		return err
 	}
@@ -186,7 +187,7 @@ func (h *Host) leftBehind(d driver.Domain, holder string) (bool, error) {
 	if !known || holder == "" || d.Active() || inst.Token.State != claims.TokenSurrendered || inst.Token.Holder != holder {
 		return false, nil
 	}
-	_, left, err := recall[string](h, migration.Ref{Migration: inst.Token.Migration, Instance: d.UUID, Attempt: 1}, memoryLeft)
+	_, left, err := memory.Recall[string](h.memory, migration.Ref{Migration: inst.Token.Migration, Instance: d.UUID, Attempt: 1}, memoryLeft)
 	return left, err
 }
 

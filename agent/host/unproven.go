@@ -165,7 +165,7 @@ func KeepOwner(ctx context.Context, h *Host, uuid, because, by string) error {
 	if !claimed {
 		return nil
 	}
-	unlock, err := h.lock(ctx, uuid)
+	unlock, err := h.memory.Lock(ctx, uuid)
 	if err != nil {
 		return err
 	}

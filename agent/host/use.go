@@ -113,7 +113,7 @@ func (h *Host) follows(uuid string) bool {
 func (h *Host) tryLock(ctx context.Context, uuid string) (func(), error) {
 	ctx, cancel := h.rt.WithTimeout(ctx, h.o.Agree/4)
 	defer cancel()
-	return h.lock(ctx, uuid)
+	return h.memory.Lock(ctx, uuid)
 }
 
 // hasName reports whether a guest's record has the name; a domain always has one.

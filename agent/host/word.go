@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/driver"
 	"berth/driver/libvirt/domainxml"
@@ -46,7 +47,7 @@ func (h *Host) TakeWord(ctx context.Context, ref migration.Ref, s migration.Sett
 }
 
 func (h *Host) takeWord(ctx context.Context, ref migration.Ref, s migration.Settlement) error {
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
@@ -119,7 +120,7 @@ func (h *Host) retake(ctx context.Context, ref migration.Ref) error {
 	if c, left := h.tracker.Committed(ref.Migration); !left || c.Attempt != ref.Attempt {
 		return nil
 	}
-	return h.tracker.Retake(ctx, at(ref, ""))
+	return h.tracker.Retake(ctx, memory.At(ref, ""))
 }
 
 // tellWords tells other hosts that a guest's token is here by an operator's word, until
@@ -199,7 +200,7 @@ func (h *Host) yieldToken(ctx context.Context, ref migration.Ref, epoch uint64, 
 // yield surrenders and ends what is here. clean: this host was the source of the move,
 // and no conductor will ask it to clean up.
 func (h *Host) yield(ctx context.Context, ref migration.Ref, epoch uint64, to string) (clean bool, err error) {
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return false, err
 	}
@@ -252,7 +253,7 @@ func (h *Host) yield(ctx context.Context, ref migration.Ref, epoch uint64, to st
 	}
 	arrived := h.accepted(ref)
 	decided := h.tracker.CommitRefused(ref.Migration, ref.Attempt)
-	yields, err := h.tracker.Yield(ctx, at(ref, ""), epoch, to)
+	yields, err := h.tracker.Yield(ctx, memory.At(ref, ""), epoch, to)
 	if err != nil {
 		return false, err
 	}
@@ -294,7 +295,7 @@ func (h *Host) yield(ctx context.Context, ref migration.Ref, epoch uint64, to st
 // whose token has gone back.
 func (h *Host) forgetArrival(ctx context.Context, ref migration.Ref) error {
 	for _, step := range []string{operation.StepClaim, operation.StepPreLiveMigration} {
-		if err := h.tracker.Bury(ctx, at(ref, step)); err != nil {
+		if err := h.tracker.Bury(ctx, memory.At(ref, step)); err != nil {
 			return err
 		}
 	}
@@ -313,14 +314,14 @@ func (h *Host) forgetArrival(ctx context.Context, ref migration.Ref) error {
 	if err := h.forgetColdArrival(ctx, ref); err != nil {
 		return err
 	}
-	if err := h.tracker.Bury(ctx, at(ref, operation.StepPrepEvacuation)); err != nil {
+	if err := h.tracker.Bury(ctx, memory.At(ref, operation.StepPrepEvacuation)); err != nil {
 		return err
 	}
 	if err := h.undoEvacuation(ctx, ref, false); err != nil {
 		return err
 	}
 	if _, bound := h.boundBy(ref); !bound {
-		if err := h.tracker.Abort(ctx, at(ref, operation.StepClaim)); err != nil {
+		if err := h.tracker.Abort(ctx, memory.At(ref, operation.StepClaim)); err != nil {
 			return err
 		}
 	}
@@ -336,7 +337,7 @@ func (h *Host) forgetArrival(ctx context.Context, ref migration.Ref) error {
 // nameLeftDisks logs the files that the definition of a guest names which had finished its
 // arrival: the guest may have written to them here, and nobody else says then whose they were.
 func (h *Host) nameLeftDisks(ctx context.Context, ref migration.Ref) error {
-	if _, found, err := recall[preparation](h, ref, memoryPrepared); err != nil || found {
+	if _, found, err := memory.Recall[preparation](h.memory, ref, memoryPrepared); err != nil || found {
 		return err // what was made for it is on record, and goes
 	}
 	text, err := h.driver.XML(ctx, ref.Instance, driver.Live)
@@ -465,7 +466,7 @@ func (h *Host) arrivingEpoch(a pendingArrival) (uint64, error) {
 	if a.way != wayLive {
 		return h.coldEpoch(a)
 	}
-	rec, found, err := recall[preparation](h, a.ref, memoryPrepared)
+	rec, found, err := memory.Recall[preparation](h.memory, a.ref, memoryPrepared)
 	switch {
 	case err != nil:
 		return 0, err

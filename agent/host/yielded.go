@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
@@ -57,14 +58,14 @@ func saidElsewhere(h *Host, ref migration.Ref) (bool, error) {
 	if w, word := h.tracker.Word(ref.Migration); word && w.GuestIsAt != h.o.Name {
 		return true, nil
 	}
-	w, word, err := recall[settling](h, settled(ref), memorySettle)
+	w, word, err := memory.Recall[settling](h.memory, settled(ref), memorySettle)
 	return word && !w.Here, err
 }
 
 // waitingYield gives what is on record of an instance whose token was given up on one host's word, while
 // no second witness has borne it out.
 func waitingYield(h *Host, uuid string) (y yielded, waits bool, err error) {
-	y, found, err := recall[yielded](h, yieldedRef(uuid), memoryYielded)
+	y, found, err := memory.Recall[yielded](h.memory, yieldedRef(uuid), memoryYielded)
 	return y, err == nil && found && !y.over(h), err
 }
 
@@ -102,7 +103,7 @@ func witnessed(ctx context.Context, h *Host, ref migration.Ref) (decided bool, e
 
 // forgetYielded drops what is on record of it, once what is here was ended. Safe to repeat.
 func forgetYielded(ctx context.Context, h *Host, uuid string) error {
-	return h.tracker.Unremember(ctx, at(yieldedRef(uuid), memoryYielded))
+	return h.tracker.Unremember(ctx, memory.At(yieldedRef(uuid), memoryYielded))
 }
 
 // hasElsewhere asks the fleet's records, and Placement where they do not say so.
@@ -149,7 +150,7 @@ func noteYielded(ctx context.Context, h *Host, ref migration.Ref, inst claims.In
 	}
 	h.log.Error("another host says that it has an instance that is off here: it is not started any more, and its definition, claim and disks stay",
 		"instance", ref.Instance, "name", inst.Name, "migration", ref.Migration, "host", to, "epoch", epoch, "had", inst.Token.Epoch)
-	return h.remember(ctx, yieldedRef(ref.Instance), memoryYielded, yielded{
+	return h.memory.Remember(ctx, yieldedRef(ref.Instance), memoryYielded, yielded{
 		Instance: ref.Instance, Name: cmp.Or(inst.Name, d.Name, ref.Instance), Migration: ref.Migration, Attempt: ref.Attempt, Host: to, Epoch: epoch,
 		Decided: h.tracker.CommitRefused(ref.Migration, ref.Attempt) || waits && y.Decided,
 	})
@@ -158,7 +159,7 @@ func noteYielded(ctx context.Context, h *Host, ref migration.Ref, inst claims.In
 // allYielded gives them, in order of instance. From memory.
 func allYielded(h *Host) (waiting, over []yielded) {
 	for _, ref := range h.memory.Remembering(memoryYielded) {
-		y, found, err := recall[yielded](h, ref, memoryYielded)
+		y, found, err := memory.Recall[yielded](h.memory, ref, memoryYielded)
 		if err != nil || !found {
 			continue
 		}
@@ -229,11 +230,11 @@ func followYielded(ctx context.Context, h *Host, rounds *yieldedRounds) {
 // takeYieldedBack takes the token of an instance back, with a higher epoch, that was given up on one host's
 // word: an operator has said that the instance is here. That host is told. Nothing is done for any other.
 func takeYieldedBack(ctx context.Context, h *Host, uuid, because, by string) error {
-	y, found, err := recall[yielded](h, yieldedRef(uuid), memoryYielded)
+	y, found, err := memory.Recall[yielded](h.memory, yieldedRef(uuid), memoryYielded)
 	if err != nil || !found {
 		return err
 	}
-	unlock, err := h.lock(ctx, uuid)
+	unlock, err := h.memory.Lock(ctx, uuid)
 	if err != nil {
 		return err
 	}
@@ -243,7 +244,7 @@ func takeYieldedBack(ctx context.Context, h *Host, uuid, because, by string) err
 		if err := h.noteWord(ctx, ref, migration.Settlement{GuestIsAt: h.o.Name, Gone: []string{y.Host}, Why: because, By: by}, y.Host); err != nil {
 			return err
 		}
-		if err := h.tracker.Retake(ctx, at(ref, "")); err != nil {
+		if err := h.tracker.Retake(ctx, memory.At(ref, "")); err != nil {
 			return err
 		}
 	}

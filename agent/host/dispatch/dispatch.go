@@ -46,7 +46,7 @@ func (d *Dispatcher) do(ctx context.Context, ref migration.Ref, h operation.Hand
 		return h.Do(ctx, ref, in)
 	}
 	if b.Lock {
-		unlock, err := d.Memory.Turn(ctx, ref.Instance)
+		unlock, err := d.Memory.Lock(ctx, ref.Instance)
 		if err != nil {
 			return nil, err
 		}

@@ -84,7 +84,7 @@ func TestAsk_UnknownOperation_IsInvalid(t *testing.T) {
 
 func TestAsk_AnotherWorksOnTheInstance_IsBusy(t *testing.T) {
 	b := newBed(t)
-	unlock, err := b.Memory.Turn(t.Context(), ref.Instance)
+	unlock, err := b.Memory.Lock(t.Context(), ref.Instance)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,25 +34,25 @@ func newMemory(t *testing.T) *memory.Memory {
 
 func never() error { return nil }
 
-func TestTurn_AVerbWaitsForTheOneThatWorksOnItsInstance(t *testing.T) {
+func TestLock_AVerbWaitsForTheOneThatWorksOnItsInstance(t *testing.T) {
 	m := newMemory(t)
-	done, err := m.Turn(t.Context(), ref.Instance)
+	done, err := m.Lock(t.Context(), ref.Instance)
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := m.Turn(t.Context(), "another")
+	other, err := m.Lock(t.Context(), "another")
 	if err != nil {
 		t.Fatalf("another instance: %v", err)
 	}
 	other()
 	impatient, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := m.Turn(impatient, ref.Instance); fault.KindOf(err) != fault.Busy {
+	if _, err := m.Lock(impatient, ref.Instance); fault.KindOf(err) != fault.Busy {
 		t.Errorf("a second verb: %v, want busy", err)
 	}
 	got := make(chan error)
 	go func() {
-		again, err := m.Turn(t.Context(), ref.Instance)
+		again, err := m.Lock(t.Context(), ref.Instance)
 		if err == nil {
 			again()
 		}
@@ -66,7 +66,7 @@ func TestTurn_AVerbWaitsForTheOneThatWorksOnItsInstance(t *testing.T) {
 
 func TestBeginUndo_EndsTheVerbAndKeepsItFromComingLate(t *testing.T) {
 	m := newMemory(t)
-	done, err := m.Turn(t.Context(), ref.Instance)
+	done, err := m.Lock(t.Context(), ref.Instance)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func TestBeginUndo_ThatIsRefusedLeavesNoTrace(t *testing.T) {
 	}); !errors.Is(err, no) {
 		t.Fatalf("the undo: %v, want %v", err, no)
 	}
-	done, err := m.Turn(t.Context(), ref.Instance)
+	done, err := m.Lock(t.Context(), ref.Instance)
 	if err != nil {
 		t.Fatalf("its turn was not given back: %v", err)
 	}

@@ -164,7 +164,7 @@ func (k *Dock) noteGoing(ctx context.Context, ref migration.Ref, f goingFile, pa
 	}
 	// With the instance's turn: the guest is not powered on, which forgets this, before it
 	// is seen that it was, and not after.
-	unlock, err := k.c.Memory.Turn(ctx, ref.Instance)
+	unlock, err := k.c.Memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}

@@ -48,7 +48,7 @@ func (k *Dock) Send(ctx context.Context, ref migration.Ref, r migration.SendRequ
 
 func (k *Dock) sendOrJoin(ctx context.Context, ref migration.Ref, r migration.SendRequest) (*sending, error) {
 	// With the turn: an undo of what this stands on stops what began before it, with its own.
-	unlock, err := k.c.Memory.Turn(ctx, ref.Instance)
+	unlock, err := k.c.Memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return nil, err
 	}

@@ -80,7 +80,7 @@ func (s *Streams) EndStream(ctx context.Context, ref migration.Ref) error {
 }
 
 func (s *Streams) endStream(ctx context.Context, ref migration.Ref) error {
-	unlock, err := s.o.Memory.Turn(ctx, ref.Instance)
+	unlock, err := s.o.Memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
@@ -170,7 +170,7 @@ func (s *Streams) StartPostCopy(ctx context.Context, ref migration.Ref, m migrat
 }
 
 func (s *Streams) startPostCopy(ctx context.Context, ref migration.Ref, m migration.Stream) error {
-	unlock, err := s.o.Memory.Turn(ctx, ref.Instance)
+	unlock, err := s.o.Memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
@@ -319,7 +319,7 @@ func (s *Streams) RecoverPostCopy(ctx context.Context, ref migration.Ref, m migr
 }
 
 func (s *Streams) recoverPostCopy(ctx context.Context, ref migration.Ref, m migration.Stream) error {
-	unlock, err := s.o.Memory.Turn(ctx, ref.Instance)
+	unlock, err := s.o.Memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
@@ -429,7 +429,7 @@ const movesLooks = 5
 // suspend stops a guest's CPUs, so that its memory changes no more. That it was done is
 // durable before: whoever ends the move lets the guest run again.
 func (s *Streams) suspend(ctx context.Context, ref migration.Ref) error {
-	unlock, err := s.o.Memory.Turn(ctx, ref.Instance)
+	unlock, err := s.o.Memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}

@@ -8,9 +8,9 @@ import (
 	"berth/migration"
 )
 
-// Turn makes verbs on one instance come one after another. It waits no longer than
+// Lock makes verbs on one instance come one after another. It waits no longer than
 // ctx, and then says fault.Busy. The caller calls what it gets back.
-func (m *Memory) Turn(ctx context.Context, instance string) (done func(), err error) {
+func (m *Memory) Lock(ctx context.Context, instance string) (done func(), err error) {
 	for {
 		m.mu.Lock()
 		held, taken := m.working[instance]
@@ -74,7 +74,7 @@ func (m *Memory) BeginUndo(ctx context.Context, ref migration.Ref, step string, 
 		return nil, err
 	}
 	m.Stop(ref)
-	if done, err = m.Turn(ctx, ref.Instance); err != nil {
+	if done, err = m.Lock(ctx, ref.Instance); err != nil {
 		return nil, err
 	}
 	if err := refused(); err != nil {
