@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"berth/agent/host/admission"
+	"berth/agent/host/attempts"
 	"berth/agent/host/disks"
 	"berth/agent/host/memory"
 	"berth/agent/host/volumes"
@@ -291,7 +292,7 @@ func (h *Host) PreparedXML(instance, id string) (string, error) {
 		if c.Owner.Kind != claims.KindLiveMigration || c.Owner.Migration != id {
 			continue
 		}
-		rec, found, err := memory.Recall[preparation](h.memory, refOf(c.Owner), memoryPrepared)
+		rec, found, err := memory.Recall[preparation](h.memory, attempts.RefOf(c.Owner), memoryPrepared)
 		if err != nil {
 			return "", err
 		}

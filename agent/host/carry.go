@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/memory"
 	"berth/agent/host/volumes"
 	"berth/claims"
@@ -41,7 +42,7 @@ func (h *Host) readVolumes(ctx context.Context, ref migration.Ref) (migration.Vo
 	if err := h.offForMove(ctx, ref); err != nil {
 		return v, err
 	}
-	if !h.came(ref) {
+	if !h.attempts.Came(ref) {
 		return v, fault.New(fault.Forbidden, "the guest did not come to %s by this migration", h.o.Name)
 	}
 	of := ref
@@ -332,10 +333,10 @@ func diskStays(target, path, host, why string) fault.Reason {
 
 // carryVolumes does operation.CarryVolumes.
 func (h *Host) carryVolumes(ctx context.Context, ref migration.Ref, v migration.VolumeChanges) error {
-	if h.accepted(ref) {
+	if h.attempts.Accepted(ref) {
 		return nil
 	}
-	half, ok := h.tracker.ByOwner(ownerOf(ref, claims.KindResize))
+	half, ok := h.tracker.ByOwner(attempts.OwnerOf(ref, claims.KindResize))
 	if !ok || half.State != claims.Arriving {
 		return fault.New(fault.Forbidden, "the guest is not awaited here by attempt %d", ref.Attempt)
 	}

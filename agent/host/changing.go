@@ -33,7 +33,7 @@ func (h *Host) newBench() *remake.Bench {
 // newChanges makes the room of changes in place.
 func (h *Host) newChanges() *change.Changes {
 	return change.New(change.Options{
-		Host: h.o.Name, Tracker: h.tracker, Memory: h.memory, Phases: h.phases, Driver: h.driver, Logger: h.log,
+		Host: h.o.Name, Tracker: h.tracker, Attempts: h.attempts, Memory: h.memory, Phases: h.phases, Driver: h.driver, Logger: h.log,
 		Guests: changedGuests{h}, Files: h.files, Bench: h.bench, Aliases: h.aliases,
 	})
 }
@@ -92,8 +92,6 @@ func (g changedGuests) Start(ctx context.Context, instance string, power migrati
 func (g changedGuests) FileUsers(ctx context.Context) (*fileusers.Survey, error) {
 	return g.h.fileUsers(ctx)
 }
-
-func (g changedGuests) Changed(ref migration.Ref) bool { return g.h.changed(ref) }
 
 func (g changedGuests) TakenBack(by claims.Owner) bool { return g.h.takenBack(by) }
 

@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/internal/fault"
@@ -10,25 +11,6 @@ import (
 	"berth/migration/operation"
 	"berth/topology"
 )
-
-// owner is whose claim here is this attempt's, of whatever kind and also where it has
-// become the instance's; a live migration's where the attempt has none here.
-func (h *Host) owner(ref migration.Ref) claims.Owner {
-	o := ownerOf(ref, claims.KindLiveMigration)
-	for _, c := range h.tracker.ByInstance(ref.Instance) {
-		if c.Owner.Migration == ref.Migration && c.Owner.Attempt == ref.Attempt {
-			return c.Owner
-		}
-		if from := c.BoundFrom; from != nil && from.Migration == ref.Migration && from.Attempt == ref.Attempt {
-			o.Kind = from.Kind
-		}
-	}
-	return o
-}
-
-func ownerOf(ref migration.Ref, kind claims.Kind) claims.Owner {
-	return claims.Owner{Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt, Kind: kind}
-}
 
 // claimKind is the kind of the claims of a move of this type. What a guest holds where it
 // came from is kept for it until a cold migration is confirmed, as that of a resize.
@@ -76,7 +58,7 @@ func (h *Host) claim(ctx context.Context, ref migration.Ref, c migration.ClaimRe
 	}
 	mc := ledgerContext(ref, c.Context)
 	got, err := h.tracker.Claim(ctx, claims.Request{
-		Owner: ownerOf(ref, kind), Resources: c.Context.NewResources, Topology: c.Context.NewTopology, PCI: c.Context.NewPCIRequests,
+		Owner: attempts.OwnerOf(ref, kind), Resources: c.Context.NewResources, Topology: c.Context.NewTopology, PCI: c.Context.NewPCIRequests,
 		Found: found, Step: operation.StepClaim, Context: &mc, Lease: c.Lease, MaxInbound: bound,
 	})
 	if err != nil {
@@ -93,7 +75,7 @@ func (h *Host) claim(ctx context.Context, ref migration.Ref, c migration.ClaimRe
 func (h *Host) claimable(ref migration.Ref, kind claims.Kind, c migration.Context) error {
 	inst, known := h.tracker.Instance(ref.Instance)
 	here := known && inst.Token.State == claims.TokenHere
-	if kind != claims.KindLiveMigration && h.inPlace(c.Source, c.Destination) {
+	if kind != claims.KindLiveMigration && h.attempts.InPlace(c.Source, c.Destination) {
 		if !known {
 			return fault.New(fault.NotFound, "instance %s is not in the ledger", ref.Instance)
 		}
@@ -113,15 +95,10 @@ func (h *Host) claimable(ref migration.Ref, kind claims.Kind, c migration.Contex
 	return nil
 }
 
-// inPlace reports whether a move between these two stays on this host.
-func (h *Host) inPlace(source, destination string) bool {
-	return source == h.o.Name && destination == h.o.Name
-}
-
 // renewClaim does operation.RenewClaim. A claim that is past its pending state needs no renewal,
 // and asking is no fault.
 func (h *Host) renewClaim(ctx context.Context, ref migration.Ref) error {
-	o := h.owner(ref)
+	o := h.attempts.Owner(ref)
 	if c, ok := h.tracker.ByOwner(o); ok && c.State != claims.Pending {
 		if o.Kind == claims.KindLiveMigration {
 			h.keepArrival(ctx, ref, streamLease)
@@ -150,7 +127,7 @@ func (h *Host) abortClaim(ctx context.Context, ref migration.Ref) error {
 		return err
 	}
 	defer unlock()
-	c, ok := h.tracker.ByOwner(h.owner(ref))
+	c, ok := h.tracker.ByOwner(h.attempts.Owner(ref))
 	if ok {
 		if c.State == claims.Bound || h.arrived(ref) {
 			return fault.New(fault.Forbidden, "the guest has arrived: its token is here")
@@ -174,8 +151,8 @@ func (h *Host) abortClaim(ctx context.Context, ref migration.Ref) error {
 
 // changes reports whether a claim of the attempt is for a guest that stays on this host.
 func (h *Host) changes(ref migration.Ref) bool {
-	c, ok := h.tracker.ByOwner(h.owner(ref))
-	return ok && c.Context != nil && h.inPlace(c.Context.Source, c.Context.Destination)
+	c, ok := h.tracker.ByOwner(h.attempts.Owner(ref))
+	return ok && c.Context != nil && h.attempts.InPlace(c.Context.Source, c.Context.Destination)
 }
 
 // abortChange gives up what a change on this host has claimed, and with it all that is
@@ -191,7 +168,7 @@ func (h *Host) abortChange(ctx context.Context, ref migration.Ref) error {
 		return err
 	}
 	defer unlock()
-	if _, used := h.boundBy(ref); used {
+	if _, used := h.attempts.BoundBy(ref); used {
 		return fault.New(fault.Forbidden, "the guest uses it: take the change back first")
 	}
 	// Before the claim: while it is here a repeated undo comes this way.
@@ -210,8 +187,8 @@ func (h *Host) arrived(ref migration.Ref) bool {
 	if !ok || inst.Token.State != claims.TokenHere {
 		return false
 	}
-	_, bound := h.boundBy(ref)
-	_, claimed := h.tracker.ByOwner(h.owner(ref))
+	_, bound := h.attempts.BoundBy(ref)
+	_, claimed := h.tracker.ByOwner(h.attempts.Owner(ref))
 	// A record that cannot be read is one that is there.
 	_, prepared, err := memory.Recall[preparation](h.memory, ref, memoryPrepared)
 	_, preparedCold, coldErr := memory.Recall[coldPreparation](h.memory, ref, memoryPreparedCold)

@@ -379,7 +379,7 @@ func (h *Host) checkColdSource(ctx context.Context, ref migration.Ref, a migrati
 	if err := no.take(h.mayPowerOff(ctx, ref, d, exists)); err != nil {
 		return ans, err
 	}
-	if g.Definition == "" || h.inPlace(h.o.Name, a.Destination.Name) {
+	if g.Definition == "" || h.attempts.InPlace(h.o.Name, a.Destination.Name) {
 		return ans, no.err("")
 	}
 	own, err := parseDocument(g.Definition)

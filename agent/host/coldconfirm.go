@@ -23,7 +23,7 @@ func (h *Host) confirmSource(ctx context.Context, ref migration.Ref) error {
 	if !left || c.Attempt != ref.Attempt || c.Instance != ref.Instance || inst.Token.State != claims.TokenSurrendered {
 		return fault.New(fault.Forbidden, "its token has not left by attempt %d of this migration", ref.Attempt)
 	}
-	half, held := h.heldFor(ref)
+	half, held := h.attempts.HeldFor(ref)
 	if held && half.State != claims.Held {
 		return fault.New(fault.Forbidden, "the guest is on its way back, by attempt %d", half.Owner.Attempt)
 	}
@@ -50,16 +50,6 @@ func (h *Host) confirmSource(ctx context.Context, ref migration.Ref) error {
 		return err
 	}
 	return h.forgetHalf(ctx, ref, half)
-}
-
-// heldFor is what is held here of a guest that has left by this migration.
-func (h *Host) heldFor(ref migration.Ref) (claims.Claim, bool) {
-	for _, c := range h.tracker.ByMigration(ref.Migration) {
-		if c.Owner.Instance == ref.Instance && c.Owner.Migration == ref.Migration {
-			return c, true
-		}
-	}
-	return claims.Claim{}, false
 }
 
 // forgetHalf ends what this host holds of a guest that has left and does not come back:
@@ -89,9 +79,9 @@ func (h *Host) confirmDestination(ctx context.Context, ref migration.Ref) error 
 	switch {
 	case err != nil:
 		return err
-	case h.goneOn(ref):
+	case h.attempts.GoneOn(ref):
 		return h.tracker.ForgetMigration(ctx, ref.Migration)
-	case !h.accepted(ref):
+	case !h.attempts.Accepted(ref):
 		return fault.New(fault.Forbidden, "the token did not come here by this migration")
 	case found && !rec.Finished:
 		return fault.New(fault.Forbidden, "the guest's arrival is not finished")

@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/hooks"
 	"berth/agent/host/memory"
 	"berth/claims"
@@ -17,16 +18,16 @@ func (h *Host) finishResize(ctx context.Context, ref migration.Ref) error {
 	if err != nil {
 		return err
 	}
-	_, bound := h.boundBy(ref)
+	_, bound := h.attempts.BoundBy(ref)
 	switch {
-	case h.goneOn(ref), h.accepted(ref) && found && rec.Finished, h.accepted(ref) && bound && !found:
+	case h.attempts.GoneOn(ref), h.attempts.Accepted(ref) && found && rec.Finished, h.attempts.Accepted(ref) && bound && !found:
 		return nil // done before: also where the guest has gone on since, or back
-	case !h.accepted(ref):
+	case !h.attempts.Accepted(ref):
 		return fault.New(fault.Forbidden, "the token did not come here by this migration")
 	case !found:
 		return fault.New(fault.InDoubt, "the guest's token is here, and the record of its preparation is lost")
 	}
-	if h.takenBack(ownerOf(ref, claims.KindResize)) {
+	if h.takenBack(attempts.OwnerOf(ref, claims.KindResize)) {
 		return fault.New(fault.Forbidden, "the guest is on its way back, by a later attempt")
 	}
 	if !rec.Started {
@@ -60,7 +61,7 @@ func (h *Host) makeLive(ctx context.Context, ref migration.Ref, rec coldPreparat
 		return err
 	}
 	// A bound claim is one of a defined domain, and what starts has one.
-	if _, err := h.tracker.Bind(ctx, ownerOf(ref, claims.KindResize)); err != nil {
+	if _, err := h.tracker.Bind(ctx, attempts.OwnerOf(ref, claims.KindResize)); err != nil {
 		return err
 	}
 	if err := h.activateConnections(ctx, ref, rec.Definition); err != nil {
@@ -78,7 +79,7 @@ func (h *Host) defineOwned(ctx context.Context, ref migration.Ref, inst claims.I
 	if err != nil {
 		return fault.New(fault.Invalid, "write the guest's document: %w", err)
 	}
-	doc.SetMetadata(domainxml.Metadata{Name: inst.Name, Flavor: inst.Flavor, Epoch: h.epoch(ref.Instance), Migration: ref.Migration})
+	doc.SetMetadata(domainxml.Metadata{Name: inst.Name, Flavor: inst.Flavor, Epoch: h.attempts.Epoch(ref.Instance), Migration: ref.Migration})
 	if err := h.driver.Define(ctx, doc.String()); err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/driver"
@@ -30,11 +31,11 @@ import (
 // handOver does operation.HandOver.
 func (h *Host) handOver(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
 	none := migration.Commit{}
-	back, by := h.came(ref), ref
+	back, by := h.attempts.Came(ref), ref
 	if back {
 		by.Attempt = h.tracker.Accepted(ref.Migration) // of whose claim the context is until it is bound
 	}
-	mc, ok := h.phases.ContextOf(by)
+	mc, ok := h.attempts.ContextOf(by)
 	if c, left := h.tracker.Committed(ref.Migration); left && c.Attempt == ref.Attempt && c.Instance == ref.Instance && c.To == to {
 		if err := h.letGo(ctx, ref); err != nil {
 			return none, err
@@ -136,7 +137,7 @@ func (h *Host) isOff(ctx context.Context, ref migration.Ref, back bool) error {
 func (h *Host) giveBack(ctx context.Context, ref migration.Ref) error {
 	came := ref
 	came.Attempt = h.tracker.Accepted(ref.Migration)
-	if c, ok := h.tracker.ByOwner(ownerOf(came, claims.KindResize)); ok && c.State == claims.Arriving {
+	if c, ok := h.tracker.ByOwner(attempts.OwnerOf(came, claims.KindResize)); ok && c.State == claims.Arriving {
 		if _, err := h.tracker.Bind(ctx, c.Owner); err != nil {
 			return err
 		}
@@ -156,7 +157,7 @@ func (h *Host) letGo(ctx context.Context, ref migration.Ref) error {
 	if err := h.endLeft(ctx, ref); err != nil {
 		return err
 	}
-	if !h.came(ref) {
+	if !h.attempts.Came(ref) {
 		return nil
 	}
 	rec, at, err := memory.RecallEarlier[coldPreparation](h.memory, ref, memoryPreparedCold)
@@ -222,7 +223,7 @@ func (h *Host) acceptHanded(ctx context.Context, ref migration.Ref, c migration.
 	if c.Migration != ref.Migration || c.Attempt != ref.Attempt || c.Instance != ref.Instance {
 		return fault.New(fault.Forbidden, "the commit is of attempt %d of migration %s for %s", c.Attempt, c.Migration, c.Instance)
 	}
-	if h.accepted(ref) || h.goneOn(ref) {
+	if h.attempts.Accepted(ref) || h.attempts.GoneOn(ref) {
 		return nil
 	}
 	inst, err := h.comes(ctx, ref)
@@ -247,7 +248,7 @@ func (h *Host) comes(ctx context.Context, ref migration.Ref) (claims.Instance, e
 	}
 	// The claim without its preparation, as after a lost record: the commit is the proof
 	// that counts.
-	claim, ok := h.tracker.ByOwner(h.owner(ref))
+	claim, ok := h.tracker.ByOwner(h.attempts.Owner(ref))
 	if !ok || claim.Context == nil {
 		return claims.Instance{}, fault.New(fault.Forbidden, "no claim here names migration %s, attempt %d", ref.Migration, ref.Attempt)
 	}

@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/hooks"
 	"berth/agent/host/memory"
 	"berth/agent/host/phases"
@@ -48,7 +49,7 @@ func (r coldPreparation) phase(h *Host, phase string) phases.Request {
 // prepResize does operation.PrepResize.
 func (h *Host) prepResize(ctx context.Context, ref migration.Ref, p migration.PrepRequest) (migration.PreparedCold, error) {
 	none := migration.PreparedCold{}
-	claim, ok := h.tracker.ByOwner(ownerOf(ref, claims.KindResize))
+	claim, ok := h.tracker.ByOwner(attempts.OwnerOf(ref, claims.KindResize))
 	if !ok || claim.State != claims.Pending && claim.State != claims.Arriving {
 		return none, fault.New(fault.Forbidden, "no claim on %s names migration %s, attempt %d", h.o.Name, ref.Migration, ref.Attempt)
 	}

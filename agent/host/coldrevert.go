@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/hooks"
 	"berth/agent/host/memory"
 	"berth/agent/host/phases"
@@ -25,7 +26,7 @@ type returned struct {
 
 // awaitReturn does operation.AwaitReturn.
 func (h *Host) awaitReturn(ctx context.Context, ref migration.Ref) error {
-	if h.accepted(ref) {
+	if h.attempts.Accepted(ref) {
 		return nil
 	}
 	if err := h.returnable(ctx, ref); err != nil {
@@ -98,7 +99,7 @@ func (h *Host) returnable(ctx context.Context, ref migration.Ref) error {
 }
 
 // returnAccepted reports whether the instance has come back by an attempt.
-func (h *Host) returnAccepted(ref migration.Ref) (bool, error) { return h.accepted(ref), nil }
+func (h *Host) returnAccepted(ref migration.Ref) (bool, error) { return h.attempts.Accepted(ref), nil }
 
 // cancelReturn does operation.CancelReturn.
 func (h *Host) cancelReturn(ctx context.Context, ref migration.Ref) error {
@@ -117,11 +118,11 @@ func (h *Host) cancelReturn(ctx context.Context, ref migration.Ref) error {
 // finishRevert does operation.FinishRevert.
 func (h *Host) finishRevert(ctx context.Context, ref migration.Ref) error {
 	mc, moving := h.tracker.Context(ref.Migration)
-	_, bound := h.boundBy(ref)
+	_, bound := h.attempts.BoundBy(ref)
 	switch {
-	case h.goneOn(ref), h.accepted(ref) && bound && !moving:
+	case h.attempts.GoneOn(ref), h.attempts.Accepted(ref) && bound && !moving:
 		return h.tracker.ForgetMigration(ctx, ref.Migration) // done before
-	case !h.accepted(ref):
+	case !h.attempts.Accepted(ref):
 		return fault.New(fault.Forbidden, "the token did not come back here by attempt %d", ref.Attempt)
 	}
 	was, _, err := memory.RecallEarlier[poweredOff](h.memory, ref, memoryPower)
@@ -175,7 +176,7 @@ func (h *Host) makeLiveAgain(ctx context.Context, ref migration.Ref, was powered
 	if err := h.defineOwned(ctx, ref, inst, text); err != nil {
 		return err
 	}
-	if _, err := h.tracker.Bind(ctx, ownerOf(ref, claims.KindResize)); err != nil {
+	if _, err := h.tracker.Bind(ctx, attempts.OwnerOf(ref, claims.KindResize)); err != nil {
 		return err
 	}
 	if err := h.activateConnections(ctx, ref, text); err != nil {
@@ -211,6 +212,6 @@ func (h *Host) cleanUpReverted(ctx context.Context, ref migration.Ref) error {
 	if err := h.undoColdPreparation(ctx, came, hooks.RevertResize); err != nil {
 		return err
 	}
-	half, _ := h.heldFor(ref)
+	half, _ := h.attempts.HeldFor(ref)
 	return h.forgetHalf(ctx, ref, half)
 }

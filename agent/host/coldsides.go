@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/hooks"
 	"berth/agent/host/memory"
 	"berth/claims"
@@ -31,12 +32,12 @@ func (h *Host) coldArrivals() []pendingArrival {
 		if c.Owner.Kind != claims.KindResize || c.State != claims.Pending && c.State != claims.Arriving || h.Foreign(c.Owner) {
 			continue
 		}
-		a := pendingArrival{ref: refOf(c.Owner), claim: arrivalArriving, way: wayCold}
+		a := pendingArrival{ref: attempts.RefOf(c.Owner), claim: arrivalArriving, way: wayCold}
 		if c.State == claims.Pending {
 			a.claim = arrivalPending
 		}
-		mc, known := h.phases.ContextOf(a.ref)
-		if h.inPlace(mc.Source, mc.Destination) {
+		mc, known := h.attempts.ContextOf(a.ref)
+		if h.attempts.InPlace(mc.Source, mc.Destination) {
 			continue
 		}
 		a.source, a.power = mc.Source, mc.OldPowerState
@@ -54,14 +55,14 @@ func (h *Host) coldArrivals() []pendingArrival {
 			continue
 		}
 		ref := migration.Ref{Migration: r.Migration, Instance: rec.Instance.UUID, Attempt: r.Attempt}
-		if seen[memory.Key(ref)] || h.goneOn(ref) || h.takenBack(ownerOf(ref, claims.KindResize)) || h.Foreign(ownerOf(ref, claims.KindResize)) {
+		if seen[memory.Key(ref)] || h.attempts.GoneOn(ref) || h.takenBack(attempts.OwnerOf(ref, claims.KindResize)) || h.Foreign(attempts.OwnerOf(ref, claims.KindResize)) {
 			continue
 		}
 		out = append(out, pendingArrival{ref: ref, source: rec.Source, claim: arrivalNone, way: wayCold})
 	}
 	for _, mc := range h.tracker.Contexts() {
 		ref := migration.Ref{Migration: mc.Migration, Instance: mc.Instance, Attempt: h.tracker.Accepted(mc.Migration)}
-		if mc.Source == h.o.Name && ref.Attempt > 0 && !seen[memory.Key(ref)] && h.accepted(ref) && !h.Foreign(ownerOf(ref, claims.KindResize)) {
+		if mc.Source == h.o.Name && ref.Attempt > 0 && !seen[memory.Key(ref)] && h.attempts.Accepted(ref) && !h.Foreign(attempts.OwnerOf(ref, claims.KindResize)) {
 			out = append(out, pendingArrival{ref: ref, source: mc.Destination, claim: arrivalNone, way: wayBack})
 		}
 	}
@@ -106,15 +107,15 @@ func (h *Host) endArrival(ctx context.Context, a pendingArrival) error {
 
 // wayOf is how a guest comes by an attempt of which a claim or a record is here.
 func (h *Host) wayOf(ref migration.Ref) way {
-	if h.owner(ref).Kind == claims.KindEvacuation {
+	if h.attempts.Owner(ref).Kind == claims.KindEvacuation {
 		return wayEvacuated
 	}
-	if h.owner(ref).Kind != claims.KindResize {
+	if h.attempts.Owner(ref).Kind != claims.KindResize {
 		if _, found, err := memory.Recall[coldPreparation](h.memory, ref, memoryPreparedCold); err == nil && !found {
 			return wayLive
 		}
 	}
-	if mc, ok := h.phases.ContextOf(ref); ok && mc.Source == h.o.Name {
+	if mc, ok := h.attempts.ContextOf(ref); ok && mc.Source == h.o.Name {
 		return wayBack
 	}
 	return wayCold
@@ -157,7 +158,7 @@ func (h *Host) cameWhole(a pendingArrival) error {
 // coldEpoch is the epoch that a guest which comes while it is off is to have here.
 func (h *Host) coldEpoch(a pendingArrival) (uint64, error) {
 	if a.way == wayBack {
-		return h.epoch(a.ref.Instance) + 1, nil
+		return h.attempts.Epoch(a.ref.Instance) + 1, nil
 	}
 	rec, _, err := memory.Recall[coldPreparation](h.memory, a.ref, memoryPreparedCold)
 	if err != nil {

@@ -30,7 +30,7 @@ func (h *Host) copyInstance(ctx context.Context, ref migration.Ref, i migration.
 	if i.UUID != ref.Instance {
 		return fault.New(fault.Invalid, "the record is of instance %q", i.UUID)
 	}
-	if h.accepted(ref) || h.goneOn(ref) {
+	if h.attempts.Accepted(ref) || h.attempts.GoneOn(ref) {
 		return nil
 	}
 	var no refusal
@@ -40,7 +40,7 @@ func (h *Host) copyInstance(ctx context.Context, ref migration.Ref, i migration.
 	if err := no.err(""); err != nil {
 		return err
 	}
-	mc, _ := h.phases.ContextOf(ref)
+	mc, _ := h.attempts.ContextOf(ref)
 	return h.tracker.PutCopy(ctx, memory.At(ref, operation.StepCopy), claims.Instance{
 		UUID: i.UUID, Name: i.Name, Flavor: i.Flavor, ProjectID: i.ProjectID, UserID: i.UserID, Autostart: i.Autostart,
 		Token: claims.Token{Epoch: i.Epoch, State: claims.TokenSurrendered, Holder: mc.Source, Migration: ref.Migration},
@@ -53,11 +53,13 @@ func (h *Host) removeCopy(ctx context.Context, ref migration.Ref) error {
 }
 
 // copied reports whether an attempt's copy has become the instance, here or beyond.
-func (h *Host) copied(ref migration.Ref) (bool, error) { return h.accepted(ref) || h.goneOn(ref), nil }
+func (h *Host) copied(ref migration.Ref) (bool, error) {
+	return h.attempts.Accepted(ref) || h.attempts.GoneOn(ref), nil
+}
 
 // notHere refuses to undo what an instance that has arrived needs.
 func (h *Host) notHere(_ context.Context, ref migration.Ref) error {
-	if h.accepted(ref) {
+	if h.attempts.Accepted(ref) {
 		return fault.New(fault.Forbidden, "the guest has arrived: its token is here")
 	}
 	return nil
@@ -76,7 +78,7 @@ func (h *Host) hideInstance(ctx context.Context, ref migration.Ref) error {
 	switch c, left := h.tracker.Left(ref.Migration); {
 	case !left || c.Instance != ref.Instance || c.Attempt < ref.Attempt:
 		return fault.New(fault.Forbidden, "its token has not left by attempt %d of this migration", ref.Attempt)
-	case h.returned(ref):
+	case h.attempts.Returned(ref):
 		return nil // it has come back since, and is shown
 	}
 	return h.tracker.SetHidden(ctx, ref.Instance, ref.Migration, true)
@@ -93,7 +95,7 @@ func (h *Host) sweepCopies(ctx context.Context) {
 		if inst.Token.State != claims.TokenHere {
 			continue
 		}
-		if _, moving := h.moving(inst.UUID); moving {
+		if _, moving := h.attempts.Moving(inst.UUID); moving {
 			continue
 		}
 		if showErr := h.tracker.SetHidden(ctx, inst.UUID, inst.Token.Migration, false); showErr != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/evacuation"
 	"berth/agent/host/hooks"
 	"berth/agent/host/memory"
@@ -60,7 +61,7 @@ func (h *Host) prepEvacuation(ctx context.Context, ref migration.Ref, r migratio
 	if r.Guest.UUID != ref.Instance || r.Source == "" || r.Source == h.o.Name {
 		return none, fault.New(fault.Invalid, "want the guest %s of another host", ref.Instance)
 	}
-	claim, ok := h.tracker.ByOwner(ownerOf(ref, claims.KindEvacuation))
+	claim, ok := h.tracker.ByOwner(attempts.OwnerOf(ref, claims.KindEvacuation))
 	if !ok || claim.State != claims.Pending && claim.State != claims.Arriving {
 		return none, fault.New(fault.Forbidden, "no claim on %s names migration %s, attempt %d", h.o.Name, ref.Migration, ref.Attempt)
 	}

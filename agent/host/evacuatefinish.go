@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/evacuation"
 	"berth/agent/host/hooks"
 	"berth/agent/host/memory"
@@ -30,7 +31,7 @@ func (h *Host) acceptGiven(ctx context.Context, ref migration.Ref) error {
 // acceptEvacuated takes the token that the fleet's records have given to this host by the attempt.
 // Epoch is what somebody said that they gave, 0 where nobody did.
 func (h *Host) acceptEvacuated(ctx context.Context, ref migration.Ref, epoch uint64) error {
-	if h.accepted(ref) || h.goneOn(ref) {
+	if h.attempts.Accepted(ref) || h.attempts.GoneOn(ref) {
 		return nil
 	}
 	rec, found, err := memory.Recall[lost](h.memory, ref, memoryEvacuation)
@@ -117,13 +118,13 @@ func (h *Host) finishEvacuation(ctx context.Context, ref migration.Ref) (migrati
 	if err != nil {
 		return none, err
 	}
-	_, bound := h.boundBy(ref)
+	_, bound := h.attempts.BoundBy(ref)
 	switch {
 	case found && rec.Finished:
 		return *rec.Lives, nil
-	case h.goneOn(ref):
+	case h.attempts.GoneOn(ref):
 		return none, h.tracker.ForgetMigration(ctx, ref.Migration)
-	case !h.accepted(ref):
+	case !h.attempts.Accepted(ref):
 		return none, fault.New(fault.Forbidden, "the token did not come here by this migration")
 	case !found && bound:
 		// Finished so long ago that what was answered is forgotten.
@@ -189,7 +190,7 @@ func (h *Host) liveAgain(ctx context.Context, ref migration.Ref, rec lost) (migr
 		return migration.FinishedEvacuation{}, err
 	}
 	// A bound claim is one of a defined domain, and what starts has one.
-	if _, err := h.tracker.Bind(ctx, ownerOf(ref, claims.KindEvacuation)); err != nil {
+	if _, err := h.tracker.Bind(ctx, attempts.OwnerOf(ref, claims.KindEvacuation)); err != nil {
 		return migration.FinishedEvacuation{}, err
 	}
 	if err := stays(h.activateConnections(ctx, ref, rec.Definition)); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/evacuation"
 	"berth/agent/host/memory"
 	"berth/claims"
@@ -25,7 +26,7 @@ func (h *Host) evacuations() []pendingArrival {
 		if c.Owner.Kind != claims.KindEvacuation || c.State != claims.Pending && c.State != claims.Arriving {
 			continue
 		}
-		a := pendingArrival{ref: refOf(c.Owner), claim: arrivalArriving, way: wayEvacuated}
+		a := pendingArrival{ref: attempts.RefOf(c.Owner), claim: arrivalArriving, way: wayEvacuated}
 		if c.State == claims.Pending {
 			a.claim = arrivalPending
 		}
@@ -172,7 +173,7 @@ func (h *Host) settleEvacuation(ctx context.Context, a pendingArrival, s migrati
 		rec = lost{Source: a.source}
 	}
 	word := evacuation.Given
-	if !h.accepted(a.ref) {
+	if !h.attempts.Accepted(a.ref) {
 		if word, _, err = h.askRecords(ctx, a.ref, rec); err != nil {
 			return Waiting{}, err
 		}

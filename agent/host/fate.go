@@ -162,7 +162,7 @@ func (h *Host) attemptFate(ctx context.Context, ref migration.Ref) (migration.At
 		if err := h.letGoCold(ctx, ref); err != nil {
 			return migration.AttemptFate{}, err
 		}
-		mc, _ := h.phases.ContextOf(ref)
+		mc, _ := h.attempts.ContextOf(ref)
 		m, err := h.sealed(mc, c)
 		if err != nil {
 			return migration.AttemptFate{}, err
@@ -235,15 +235,6 @@ func (h *Host) streamTraces(ctx context.Context, ref migration.Ref) (left, inFli
 	half := exists && inPostCopy(d)
 	active = exists && d.Active() && !half
 	return half || exists && hasLeft(d) || (known.Result == resultLeft || known.Half) && !active, inFlightNow, active, nil
-}
-
-// epoch is this host's epoch of a guest's token, wherever that is; 0 for none.
-func (h *Host) epoch(instance string) uint64 {
-	inst, _ := h.tracker.Instance(instance)
-	if inst.Token.State == claims.TokenDoubt {
-		return 0 // whatever somebody knows is above it
-	}
-	return inst.Token.Epoch
 }
 
 func (s attemptState) String() string {

@@ -325,10 +325,10 @@ func (h *Host) settledHere(inst claims.Instance) bool {
 	if inst.Token.State != claims.TokenHere {
 		return false
 	}
-	if _, bound := h.claimOf(inst.UUID); !bound {
+	if _, bound := h.attempts.ClaimOf(inst.UUID); !bound {
 		return false
 	}
-	_, moving := h.moving(inst.UUID)
+	_, moving := h.attempts.Moving(inst.UUID)
 	return !moving
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/driver/libvirt/domainxml"
@@ -78,15 +79,11 @@ func (f foreignArrival) over(now runtime.BootTime) bool {
 	return now.ID != f.Until.ID || now.Since >= f.Until.Since
 }
 
-func refOf(o claims.Owner) migration.Ref {
-	return migration.Ref{Migration: o.Migration, Instance: o.Instance, Attempt: o.Attempt}
-}
-
 // foreignRecord gives what is known of a migration's claim; false where the
 // migration is Berth's own.
 func (h *Host) foreignRecord(o claims.Owner) (foreignArrival, bool, error) {
 	o.Attempt = attemptAway // a guest that comes back has no other
-	return memory.Recall[foreignArrival](h.memory, refOf(o), memoryForeign)
+	return memory.Recall[foreignArrival](h.memory, attempts.RefOf(o), memoryForeign)
 }
 
 // Foreign reports whether a claim is of a migration that is not Berth's own. A
@@ -97,11 +94,11 @@ func (h *Host) Foreign(o claims.Owner) bool {
 }
 
 // Moving names the migration that an instance is in, as source or destination.
-func (h *Host) Moving(instance string) (string, bool) { return h.moving(instance) }
+func (h *Host) Moving(instance string) (string, bool) { return h.attempts.Moving(instance) }
 
 // Undone reports whether the undo of a migration's claim has begun.
 func (h *Host) Undone(o claims.Owner) bool {
-	return h.tracker.Buried(memory.At(refOf(o), operation.StepClaim))
+	return h.tracker.Buried(memory.At(attempts.RefOf(o), operation.StepClaim))
 }
 
 // arrival is a guest that comes by a foreign migration.
@@ -229,7 +226,7 @@ func (h *Host) claimArrival(ctx context.Context, text string, found *claims.Foun
 			return "", wrap(err, "%s", doing)
 		}
 	}
-	ref := refOf(claim.Owner)
+	ref := attempts.RefOf(claim.Owner)
 	if h.o.Owners != nil {
 		h.o.Owners.Kick()
 	}
@@ -265,7 +262,7 @@ func (h *Host) useAnnounced(ctx context.Context, instance string, uses topology.
 func (h *Host) await(ctx context.Context, claim claims.Claim, rec foreignArrival) (claims.Claim, error) {
 	if until, expires := h.patience(arrivalPatience); rec.over(until) {
 		rec.Until, rec.Expires = until, expires
-		if err := h.memory.Remember(ctx, refOf(claim.Owner), memoryForeign, rec); err != nil {
+		if err := h.memory.Remember(ctx, attempts.RefOf(claim.Owner), memoryForeign, rec); err != nil {
 			return claim, err
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/hooks"
 	"berth/agent/host/memory"
 	"berth/claims"
@@ -135,7 +136,7 @@ func (h *Host) hookCold(ctx context.Context, ref migration.Ref, phase string, r 
 		case found && !left && rec.Source != h.o.Name:
 			return h.hookFinishResize(ctx, ref, rec, a)
 		case came == attemptAway && !left:
-			if bound, ok := h.boundBy(h.refOfBound(ref)); ok {
+			if bound, ok := h.attempts.BoundBy(h.refOfBound(ref)); ok {
 				a.Claim = bound.ID // done before, and confirmed since
 				return nil
 			}
@@ -151,7 +152,7 @@ func (h *Host) hookCold(ctx context.Context, ref migration.Ref, phase string, r 
 func (h *Host) refOfBound(ref migration.Ref) migration.Ref {
 	for _, c := range h.tracker.ByMigration(ref.Migration) {
 		if c.BoundFrom != nil {
-			return refOf(*c.BoundFrom)
+			return attempts.RefOf(*c.BoundFrom)
 		}
 	}
 	return ref
@@ -263,7 +264,7 @@ func (h *Host) hookRollbackPrep(ctx context.Context, ref migration.Ref, known bo
 // hookFinishResize makes a guest this host's that the tool has defined here.
 func (h *Host) hookFinishResize(ctx context.Context, ref migration.Ref, rec foreignArrival, a *HookAnswer) error {
 	ref = awayBy(ref)
-	if !h.accepted(ref) {
+	if !h.attempts.Accepted(ref) {
 		d, exists, err := h.domain(ctx, ref.Instance)
 		if err != nil {
 			return err
@@ -284,7 +285,7 @@ func (h *Host) hookFinishResize(ctx context.Context, ref migration.Ref, rec fore
 	if err := operation.FinishResize.Ask(ctx, h, ref); err != nil {
 		return err
 	}
-	bound, _ := h.boundBy(ref)
+	bound, _ := h.attempts.BoundBy(ref)
 	a.Claim = bound.ID
 	return h.countArrived(ctx, ref)
 }
@@ -320,7 +321,7 @@ func (h *Host) keepDefinition(ctx context.Context, ref migration.Ref, rec foreig
 	if err != nil || !found {
 		return err
 	}
-	claim, ok := h.tracker.ByOwner(h.owner(ref))
+	claim, ok := h.tracker.ByOwner(h.attempts.Owner(ref))
 	if !ok {
 		return fault.New(fault.Forbidden, "its claim has ended")
 	}
@@ -340,7 +341,7 @@ func (h *Host) countArrived(ctx context.Context, ref migration.Ref) error {
 		h.o.Owners.Kick()
 	}
 	inst, known := h.tracker.Instance(ref.Instance)
-	claim, bound := h.claimOf(ref.Instance)
+	claim, bound := h.attempts.ClaimOf(ref.Instance)
 	if !known || !bound || inst.Token.State != claims.TokenHere || h.o.Fleet == nil {
 		return nil
 	}
@@ -359,7 +360,7 @@ func (h *Host) hookRevert(ctx context.Context, ref migration.Ref, rec foreignArr
 // hookFinishRevert takes the guest back that its destination has given back.
 func (h *Host) hookFinishRevert(ctx context.Context, ref migration.Ref, from string) error {
 	ref = backBy(ref)
-	if !h.accepted(ref) {
+	if !h.attempts.Accepted(ref) {
 		if err := operation.AwaitReturn.Ask(ctx, h, ref); err != nil {
 			return err
 		}
@@ -379,7 +380,7 @@ func (h *Host) hookFinishRevert(ctx context.Context, ref migration.Ref, from str
 func (h *Host) followCold(ctx context.Context) {
 	h.followGiven(ctx)
 	for _, c := range h.tracker.List() {
-		ref := refOf(c.Owner)
+		ref := attempts.RefOf(c.Owner)
 		if c.Owner.Kind != claims.KindResize || c.State != claims.Pending && c.State != claims.Arriving || ref.Attempt != attemptAway {
 			continue
 		}
@@ -397,10 +398,10 @@ func (h *Host) followCold(ctx context.Context) {
 	for _, r := range h.tracker.Remembering(memoryRebuild) {
 		rec, found, err := memory.Recall[foreignRebuild](h.memory, r, memoryRebuild)
 		ref := migration.Ref{Migration: r.Migration, Instance: rec.Instance, Attempt: r.Attempt}
-		if _, claimed := h.tracker.ByOwner(ownerOf(ref, claims.KindRebuild)); err != nil || !found || claimed {
+		if _, claimed := h.tracker.ByOwner(attempts.OwnerOf(ref, claims.KindRebuild)); err != nil || !found || claimed {
 			continue
 		}
-		if _, bound := h.boundBy(ref); !bound {
+		if _, bound := h.attempts.BoundBy(ref); !bound {
 			h.note(ctx, ref.Instance, h.hookRollbackRebuild(ctx, ref, rec, true)) // its lease is over
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/driver"
@@ -39,7 +40,7 @@ func (h *Host) followArrivals(ctx context.Context) {
 		if o.Kind != claims.KindLiveMigration {
 			continue // its tool says when it has come
 		}
-		h.note(ctx, o.Instance, h.FollowArrival(ctx, refOf(o)))
+		h.note(ctx, o.Instance, h.FollowArrival(ctx, attempts.RefOf(o)))
 	}
 	h.followCold(ctx)
 	h.mu.Lock()
@@ -103,14 +104,14 @@ func (h *Host) FollowArrival(ctx context.Context, ref migration.Ref) error {
 		return err
 	}
 	defer unlock()
-	rec, found, err := h.foreignRecord(h.owner(ref))
+	rec, found, err := h.foreignRecord(h.attempts.Owner(ref))
 	if err != nil || !found {
 		return err
 	}
-	if bound, ok := h.boundBy(ref); ok {
+	if bound, ok := h.attempts.BoundBy(ref); ok {
 		return h.finishArrival(ctx, ref, bound)
 	}
-	claim, ok := h.tracker.ByOwner(h.owner(ref))
+	claim, ok := h.tracker.ByOwner(h.attempts.Owner(ref))
 	if !ok {
 		return nil
 	}
@@ -223,7 +224,7 @@ func (h *Host) bindArrival(ctx context.Context, ref migration.Ref, claim claims.
 // by the next look, also after a restart, since the arrival's record goes last.
 func (h *Host) finishArrival(ctx context.Context, ref migration.Ref, bound claims.Claim) error {
 	h.see(ref, false)
-	if _, moving := h.moving(ref.Instance); moving {
+	if _, moving := h.attempts.Moving(ref.Instance); moving {
 		return nil // that move writes its allocation
 	}
 	if err := h.driver.SetAutostart(ctx, ref.Instance, false); err != nil {

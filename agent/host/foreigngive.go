@@ -61,7 +61,7 @@ func (h *Host) hookResizeInstance(ctx context.Context, ref migration.Ref, r Hook
 	if err := h.tokenHere(inst); err != nil {
 		return err
 	}
-	if m, moving := h.moving(ref.Instance); moving && m != ref.Migration {
+	if m, moving := h.attempts.Moving(ref.Instance); moving && m != ref.Migration {
 		return h.still(ref.Instance)
 	}
 	if err := h.memory.Late(ref, memoryLeft); err != nil {
@@ -219,7 +219,7 @@ func (h *Host) surrenderCold(ctx context.Context, ref migration.Ref, to, kind st
 	if err := h.tokenHere(inst); err != nil {
 		return none, err
 	}
-	if m, moving := h.moving(ref.Instance); moving && m != ref.Migration {
+	if m, moving := h.attempts.Moving(ref.Instance); moving && m != ref.Migration {
 		return none, h.still(ref.Instance)
 	}
 	if err := h.memory.Late(ref, memoryLeft); err != nil {
@@ -247,7 +247,7 @@ func (h *Host) surrenderCold(ctx context.Context, ref migration.Ref, to, kind st
 	if err != nil {
 		return none, err
 	}
-	own, bound := h.claimOf(ref.Instance)
+	own, bound := h.attempts.ClaimOf(ref.Instance)
 	if !bound {
 		return none, fault.New(fault.Forbidden, "no claim on %s is the guest's own", h.o.Name)
 	}

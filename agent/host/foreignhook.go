@@ -209,9 +209,9 @@ func (h *Host) claimForeign(ctx context.Context, ref migration.Ref, r migration.
 	}); err != nil {
 		return claims.Claim{}, wrap(err, "claim %s on %s", r.Guest.Name, h.o.Name)
 	}
-	c, ok := h.tracker.ByOwner(h.owner(ref))
+	c, ok := h.tracker.ByOwner(h.attempts.Owner(ref))
 	if !ok {
-		if c, ok = h.boundBy(ref); !ok {
+		if c, ok = h.attempts.BoundBy(ref); !ok {
 			return claims.Claim{}, fault.New(fault.Unavailable, "its claim has ended again: ask once more")
 		}
 	}
@@ -228,7 +228,7 @@ func (h *Host) hookArrived(ctx context.Context, ref migration.Ref, mine *claims.
 	if err := h.FollowArrival(ctx, ref); err != nil {
 		return err
 	}
-	c, bound := h.boundBy(ref)
+	c, bound := h.attempts.BoundBy(ref)
 	if !bound {
 		return fault.Refuse(fault.Busy, "", fault.Reason{
 			Code: "not_arrived", Message: "the guest has not arrived on " + h.o.Name, Change: "ask again when it has, or berth external " + PhaseRollbackAtDestination,
@@ -246,7 +246,7 @@ func (h *Host) hookRollback(ctx context.Context, ref migration.Ref, mine *claims
 		ref.Instance = cmp.Or(ref.Instance, ref.Migration)
 		return errors.Join(h.tracker.Bury(ctx, memory.At(ref, operation.StepClaim)), h.tracker.Bury(ctx, memory.At(ref, operation.StepPreLiveMigration)))
 	}
-	if _, bound := h.boundBy(ref); bound {
+	if _, bound := h.attempts.BoundBy(ref); bound {
 		return rolledTooLate(h.o.Name)
 	}
 	if err := h.tracker.Bury(ctx, memory.At(ref, operation.StepClaim)); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/hooks"
 	"berth/agent/host/memory"
 	"berth/agent/host/phases"
@@ -46,7 +47,7 @@ func (h *Host) hookRebuild(ctx context.Context, ref migration.Ref, phase string,
 		}
 		ref.Instance = rec.Instance
 	}
-	bound, done := h.boundBy(h.refOfBound(ref))
+	bound, done := h.attempts.BoundBy(h.refOfBound(ref))
 	done = done && bound.BoundFrom.Kind == claims.KindRebuild
 	switch {
 	case done && !found && phase == PhasePostRebuild:
@@ -77,11 +78,11 @@ func (h *Host) hookPreRebuild(ctx context.Context, ref migration.Ref, rec foreig
 	if ref.Instance = comes.inst.UUID; r.Instance != "" && r.Instance != comes.inst.UUID {
 		return fault.New(fault.Invalid, "the document is of instance %s, not of %s", comes.inst.UUID, r.Instance)
 	}
-	if m, moving := h.moving(ref.Instance); moving && m != ref.Migration {
+	if m, moving := h.attempts.Moving(ref.Instance); moving && m != ref.Migration {
 		return h.still(ref.Instance)
 	}
 	inst, known := h.tracker.Instance(ref.Instance)
-	own, bound := h.claimOf(ref.Instance)
+	own, bound := h.attempts.ClaimOf(ref.Instance)
 	if !known || !bound {
 		return fault.New(fault.NotFound, "instance %s is not in the ledger of %s", ref.Instance, h.o.Name)
 	}
@@ -149,7 +150,7 @@ func (h *Host) hookPostRebuild(ctx context.Context, ref migration.Ref, rec forei
 		return err
 	}
 	a.Claim = own.ID
-	if err := h.tracker.Release(ctx, ownerOf(ref, claims.KindRebuild)); err != nil {
+	if err := h.tracker.Release(ctx, attempts.OwnerOf(ref, claims.KindRebuild)); err != nil {
 		return err
 	}
 	if err := h.phases.Run(ctx, ref, rec.phase(h, hooks.PostRebuildInstance)); err != nil {

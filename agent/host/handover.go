@@ -194,11 +194,11 @@ func (h *Host) acceptToken(ctx context.Context, ref migration.Ref, c migration.C
 	}
 	inst, known := h.tracker.Instance(ref.Instance)
 	if known && inst.Token.State == claims.TokenHere && inst.Token.Migration == ref.Migration {
-		if _, bound := h.boundBy(ref); bound {
+		if _, bound := h.attempts.BoundBy(ref); bound {
 			return nil // finished, and its records are gone
 		}
 	}
-	if h.goneOn(ref) {
+	if h.attempts.GoneOn(ref) {
 		return nil
 	}
 	rec, found, err := memory.Recall[preparation](h.memory, ref, memoryPrepared)
@@ -208,7 +208,7 @@ func (h *Host) acceptToken(ctx context.Context, ref migration.Ref, c migration.C
 	if !found {
 		// The claim without its preparation: an undo has taken it. The commit is
 		// the proof that counts; what is known of the guest is in the claim.
-		claim, ok := h.tracker.ByOwner(h.owner(ref))
+		claim, ok := h.tracker.ByOwner(h.attempts.Owner(ref))
 		if !ok || claim.Context == nil {
 			return fault.New(fault.Forbidden, "no claim here names migration %s, attempt %d", ref.Migration, ref.Attempt)
 		}
@@ -260,35 +260,6 @@ func (h *Host) letRun(ctx context.Context, ref migration.Ref, power migration.Po
 	return err
 }
 
-// accepted reports whether the token is here, and came by this attempt.
-func (h *Host) accepted(ref migration.Ref) bool {
-	inst, ok := h.tracker.Instance(ref.Instance)
-	return ok && inst.Token.State == claims.TokenHere && inst.Token.Migration == ref.Migration && h.tracker.Accepted(ref.Migration) == ref.Attempt
-}
-
-// boundBy is the claim that became the instance's by this attempt.
-func (h *Host) boundBy(ref migration.Ref) (claims.Claim, bool) {
-	for _, c := range h.tracker.ByMigration(ref.Migration) {
-		if from := c.BoundFrom; from != nil && *from == ownerOf(ref, from.Kind) {
-			return c, true
-		}
-	}
-	return claims.Claim{}, false
-}
-
-// goneOn reports whether the guest came here by this attempt, was finished, and
-// has been moved on or deleted since: its claim can go by no other way.
-func (h *Host) goneOn(ref migration.Ref) bool {
-	if h.tracker.Accepted(ref.Migration) != ref.Attempt {
-		return false
-	}
-	if inst, ok := h.tracker.Instance(ref.Instance); ok && inst.Token.Migration == ref.Migration && inst.Token.State == claims.TokenHere {
-		return false
-	}
-	_, claimed := h.tracker.ByOwner(h.owner(ref))
-	return !claimed
-}
-
 // destinationStatus does operation.DestinationStatus.
 func (h *Host) destinationStatus(ctx context.Context, ref migration.Ref) (migration.DestinationStatus, error) {
 	var st migration.DestinationStatus
@@ -303,17 +274,17 @@ func (h *Host) destinationStatus(ctx context.Context, ref migration.Ref) (migrat
 	if st.Epoch = inst.Token.Epoch; here {
 		st.Ledger = migration.LedgerHere
 	}
-	if h.accepted(ref) || h.goneOn(ref) {
+	if h.attempts.Accepted(ref) || h.attempts.GoneOn(ref) {
 		// Also where it has gone on since: whoever has it now has a still higher epoch.
 		st.Ledger = migration.LedgerAccepted
 		st.Epoch, _ = h.tracker.Epoch(ref.Instance)
 	}
-	if c, ok := h.tracker.ByOwner(h.owner(ref)); ok {
+	if c, ok := h.tracker.ByOwner(h.attempts.Owner(ref)); ok {
 		st.Claim = string(c.State)
-	} else if c, ok := h.boundBy(ref); ok {
+	} else if c, ok := h.attempts.BoundBy(ref); ok {
 		st.Claim = string(c.State)
 	}
-	other, moving := h.moving(ref.Instance)
+	other, moving := h.attempts.Moving(ref.Instance)
 	st.Nothing = !exists && (!moving || other == ref.Migration) && !here && len(h.tracker.ByInstance(ref.Instance)) == 0
 	return st, nil
 }
@@ -324,10 +295,10 @@ func (h *Host) finishDestination(ctx context.Context, ref migration.Ref) error {
 	if err != nil {
 		return err
 	}
-	if _, bound := h.boundBy(ref); bound && !found {
+	if _, bound := h.attempts.BoundBy(ref); bound && !found {
 		return nil // done before, and its records are gone
 	}
-	if h.goneOn(ref) {
+	if h.attempts.GoneOn(ref) {
 		if err := h.closeStream(ctx, ref); err != nil {
 			return err
 		}
@@ -348,7 +319,7 @@ func (h *Host) finishDestination(ctx context.Context, ref migration.Ref) error {
 	if err := h.definePersistent(ctx, ref, rec); err != nil {
 		return err
 	}
-	if _, err := h.tracker.Bind(ctx, h.owner(ref)); err != nil {
+	if _, err := h.tracker.Bind(ctx, h.attempts.Owner(ref)); err != nil {
 		return err
 	}
 	if err := h.closeStream(ctx, ref); err != nil {

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/change"
 	"berth/agent/host/disks"
 	"berth/agent/host/dispatch"
@@ -160,6 +161,7 @@ type Host struct {
 	driver     driver.Driver
 	rt         runtime.Runtime
 	operations *dispatch.Dispatcher
+	attempts   *attempts.Ledger
 	memory     *memory.Memory // what the verbs remember, and whose turn it is
 	streams    *streams.Streams
 	bench      *remake.Bench
@@ -236,7 +238,7 @@ func New(o Options) *Host {
 	}
 	h := &Host{
 		o: o, log: o.Logger.With("host", o.Name), tracker: o.Tracker, driver: o.Driver, rt: o.Runtime,
-		memory: memory.New(o.Tracker, o.Runtime), files: o.Files,
+		memory: memory.New(o.Tracker, o.Runtime), attempts: &attempts.Ledger{Host: o.Name, Tracker: o.Tracker, Conducting: o.Moving}, files: o.Files,
 		starting: map[string]int{},
 		arrivals: map[string]bool{}, unsettled: map[string]error{},
 		uses: map[string]use{}, strangers: map[string]stranger{}, started: map[string]bool{},
@@ -252,7 +254,7 @@ func New(o Options) *Host {
 	h.sides.init()
 	h.vanished = vanished.New(vanished.Options{Runtime: o.Runtime, Tracker: o.Tracker, Logger: h.log, Definitions: definitionsOf(o.Driver), Processes: o.Processes})
 	h.phases = phases.New(phases.Options{
-		Tracker: o.Tracker, Memory: h.memory, Runtime: o.Runtime, Logger: h.log,
+		Attempts: h.attempts, Memory: h.memory, Runtime: o.Runtime, Logger: h.log,
 		Runner: &hooks.Runner{Dir: o.HooksDir, Setting: o.Hook, Manager: systemd.Manager(), Runtime: o.Runtime, Logger: h.log},
 	})
 	h.migrator, _ = o.Driver.(driver.LiveMigrator)

@@ -38,7 +38,7 @@ func (h *Host) inspect(ctx context.Context, uuid string) (migration.Guest, error
 	if !exists {
 		return migration.Guest{}, gone("the ledger has it, libvirt on " + h.o.Name + " has no such domain")
 	}
-	claim, ok := h.claimOf(uuid)
+	claim, ok := h.attempts.ClaimOf(uuid)
 	if !ok {
 		return migration.Guest{}, fault.New(fault.Forbidden, "it has no claim on %s", h.o.Name)
 	}
@@ -127,17 +127,6 @@ func (h *Host) tokenIsHere(inst claims.Instance) error {
 		Message: "the ownership token of " + inst.Name + " is not on " + h.o.Name + ", it went to " + inst.Token.Holder,
 		Have:    inst.Token.Holder, Want: h.o.Name, Change: "ask " + inst.Token.Holder,
 	})
-}
-
-// claimOf is the claim that holds what the guest uses here: bound, by whatever
-// way it came.
-func (h *Host) claimOf(uuid string) (claims.Claim, bool) {
-	for _, c := range h.tracker.ByInstance(uuid) {
-		if c.State == claims.Bound {
-			return c, true
-		}
-	}
-	return claims.Claim{}, false
 }
 
 // powerState is what the user has chosen, as far as a domain tells: a pause for

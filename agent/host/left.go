@@ -40,7 +40,7 @@ func (h *Host) LeftByHand(uuid string) bool {
 func (h *Host) followLeaving(ctx context.Context, uuid string) error {
 	stale := func() (d driver.Domain, left, back bool, err error) {
 		inst, known := h.tracker.Instance(uuid)
-		if _, moving := h.moving(uuid); moving && !h.Lives(uuid) || !known || inst.Token.State != claims.TokenHere {
+		if _, moving := h.attempts.Moving(uuid); moving && !h.Lives(uuid) || !known || inst.Token.State != claims.TokenHere {
 			return d, false, false, nil
 		}
 		d, exists, err := h.domain(ctx, uuid)
@@ -107,7 +107,7 @@ func (h *Host) stays(d driver.Domain) error {
 
 // dropRecords drops what is remembered of a guest that goes, beside its record.
 func (h *Host) dropRecords(ctx context.Context, uuid string) error {
-	if claim, ok := h.claimOf(uuid); ok && claim.BoundFrom != nil && h.Foreign(*claim.BoundFrom) {
+	if claim, ok := h.attempts.ClaimOf(uuid); ok && claim.BoundFrom != nil && h.Foreign(*claim.BoundFrom) {
 		// Its arrival was never finished.
 		if err := h.tracker.ForgetMigration(ctx, claim.BoundFrom.Migration); err != nil {
 			return err

@@ -108,7 +108,7 @@ func (h *Host) Start(ctx context.Context, id string, paused bool) error {
 }
 
 func (h *Host) start(ctx context.Context, inst claims.Instance, paused bool) error {
-	if _, ok := h.claimOf(inst.UUID); !ok {
+	if _, ok := h.attempts.ClaimOf(inst.UUID); !ok {
 		return fault.New(fault.Forbidden, "it has no claim on %s", h.o.Name)
 	}
 	d, exists, err := h.domain(ctx, inst.UUID)

@@ -119,7 +119,7 @@ func (h *Host) look(inst claims.Instance, d driver.Domain) InstanceView {
 	if d.Name != "" {
 		v.Name = d.Name // people rename with virsh; the uuid is who it is
 	}
-	v.Migration, _ = h.moving(inst.UUID)
+	v.Migration, _ = h.attempts.Moving(inst.UUID)
 	v.Conductor = h.tracker.Conductor(v.Migration)
 	for _, c := range h.tracker.ByInstance(inst.UUID) {
 		c = c.Redacted()
@@ -133,7 +133,7 @@ func (h *Host) look(inst claims.Instance, d driver.Domain) InstanceView {
 
 func (h *Host) foreign(d driver.Domain) InstanceView {
 	v := InstanceView{Instance: claims.Instance{UUID: d.UUID, Name: d.Name}, State: string(d.State), Reason: string(d.Reason), Host: h.o.Name}
-	v.Migration, _ = h.moving(d.UUID)
+	v.Migration, _ = h.attempts.Moving(d.UUID)
 	return v
 }
 
@@ -206,27 +206,9 @@ func (h *Host) Resolve(ctx context.Context, id string) (string, error) {
 	return "", noSuch(id, h.o.Name)
 }
 
-// moving names the migration that an instance is in, as source or destination.
-func (h *Host) moving(uuid string) (string, bool) {
-	for _, c := range h.tracker.Contexts() {
-		if c.Instance == uuid {
-			return c.Migration, true
-		}
-	}
-	for _, c := range h.tracker.ByInstance(uuid) {
-		if c.Owner.Migration != "" {
-			return c.Owner.Migration, true
-		}
-	}
-	if h.o.Moving != nil {
-		return h.o.Moving(uuid)
-	}
-	return "", false
-}
-
 // still refuses what must not happen to a guest that moves.
 func (h *Host) still(uuid string) error {
-	m, moving := h.moving(uuid)
+	m, moving := h.attempts.Moving(uuid)
 	if !moving {
 		return nil
 	}

@@ -137,7 +137,7 @@ func originWaits(h *Host, uuid string) (why string, waits bool) {
 	if u := h.lastUse(uuid); !waits || u.text != "" && u.domain.Active() {
 		return "", false
 	}
-	if claim, ok := h.claimOf(uuid); ok && claim.Boot == h.rt.Boot().ID {
+	if claim, ok := h.attempts.ClaimOf(uuid); ok && claim.Boot == h.rt.Boot().ID {
 		return "", false // it came in this boot
 	}
 	return "host " + a.asked() + ", from which it came or which conducted its move, has not said in this boot that it was not given back, and Placement does not say where it is", true

@@ -10,7 +10,6 @@ import (
 	"berth/agent/host/memory"
 	"berth/agent/host/phases"
 	"berth/agent/host/volumes"
-	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/internal/runtime"
@@ -61,7 +60,7 @@ func (h *Host) powerOff(ctx context.Context, ref migration.Ref, p migration.Powe
 	if err := h.tokenHere(inst); err != nil {
 		return none, err
 	}
-	if !h.recorded(ref) {
+	if !h.attempts.Recorded(ref) {
 		return none, fault.New(fault.Forbidden, "nothing of migration %s is recorded on %s", ref.Migration, h.o.Name)
 	}
 	rec, found, err := memory.Recall[poweredOff](h.memory, ref, memoryPower)
@@ -69,7 +68,7 @@ func (h *Host) powerOff(ctx context.Context, ref migration.Ref, p migration.Powe
 		return none, err
 	}
 	if !found {
-		rec = poweredOff{Kind: p.Kind, Destination: p.Destination, Changed: h.changed(ref)}
+		rec = poweredOff{Kind: p.Kind, Destination: p.Destination, Changed: h.attempts.Changed(ref)}
 	}
 	d, exists, err := h.domain(ctx, ref.Instance)
 	if err != nil {
@@ -114,32 +113,6 @@ func (r poweredOff) phase(h *Host, phase string) phases.Request {
 	return phases.Request{Phase: phase, Kind: r.Kind, Source: h.o.Name, Destination: r.Destination, XML: r.Definition, Power: r.Power}
 }
 
-// recorded reports whether this host has anything of the migration by which a guest may
-// be powered off.
-func (h *Host) recorded(ref migration.Ref) bool {
-	if mc, ok := h.tracker.Context(ref.Migration); ok && mc.Instance == ref.Instance {
-		return true
-	}
-	for _, c := range h.tracker.ByMigration(ref.Migration) {
-		if c.Owner.Instance == ref.Instance {
-			return true
-		}
-	}
-	return false
-}
-
-// changed reports whether a guest uses what a change of this migration on this host gave
-// it: the other half is held for the change, and the guest's own claim came by it.
-func (h *Host) changed(ref migration.Ref) bool {
-	for _, c := range h.tracker.ByMigration(ref.Migration) {
-		if c.Owner.Kind == claims.KindInstance && c.Owner.Instance == ref.Instance {
-			x, ok := h.phases.ContextOf(migration.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: c.BoundFrom.Attempt})
-			return ok && h.inPlace(x.Source, x.Destination)
-		}
-	}
-	return false
-}
-
 // pastPowerOff refuses to end a guest whose story has started it again: what asks for it
 // came late, and nothing would undo it.
 //
@@ -164,18 +137,11 @@ func (h *Host) pastPowerOff(ref migration.Ref) error {
 	return nil
 }
 
-// came reports whether a guest is here by this migration, at an attempt before this one:
-// then this one takes it back.
-func (h *Host) came(ref migration.Ref) bool {
-	a := h.tracker.Accepted(ref.Migration)
-	return a > 0 && a < ref.Attempt
-}
-
 // mayPowerOff refuses what would lose a guest: one whose definition goes with its
 // process, one that is on its way by other hands, or has left by them.
 func (h *Host) mayPowerOff(ctx context.Context, ref migration.Ref, d driver.Domain, exists bool) error {
 	switch {
-	case !exists && h.came(ref):
+	case !exists && h.attempts.Came(ref):
 		return h.witness.Off(ref.Instance, ref.Instance, nil) // it could not be started here, and goes back
 	case !exists:
 		return gone("the ledger has it, libvirt on " + h.o.Name + " has no such domain")
@@ -311,7 +277,7 @@ func (h *Host) noteWish(ctx context.Context, ref migration.Ref, rec *poweredOff,
 	if rec.Off {
 		rec.Off, rec.Asked = false, runtime.BootTime{} // its user has started it again
 	}
-	rec.Hooks = rec.Destination != "" && rec.Destination != h.o.Name && !h.came(ref)
+	rec.Hooks = rec.Destination != "" && rec.Destination != h.o.Name && !h.attempts.Came(ref)
 	return h.memory.Remember(ctx, ref, memoryPower, *rec)
 }
 
@@ -410,17 +376,12 @@ func (h *Host) mayPowerOn(_ context.Context, ref migration.Ref) error {
 	switch {
 	case err != nil:
 		return err
-	case h.returned(ref):
+	case h.attempts.Returned(ref):
 		return fault.New(fault.Forbidden, "the guest had left by attempt %d, and has come back since", ref.Attempt)
-	case found && rec.Changed != h.changed(ref):
+	case found && rec.Changed != h.attempts.Changed(ref):
 		return fault.New(fault.Forbidden, "the guest is not as it was when it was powered off: take the change back first")
 	}
 	return nil
-}
-
-// returned reports whether a guest that left by this attempt has come back by a later one.
-func (h *Host) returned(ref migration.Ref) bool {
-	return h.tracker.Accepted(ref.Migration) > ref.Attempt
 }
 
 // restore gives a guest the power state that its user had chosen.
@@ -460,7 +421,7 @@ func (h *Host) startAs(ctx context.Context, uuid string, power migration.PowerSt
 	if power == migration.PowerShutOff {
 		return nil
 	}
-	if _, ok := h.claimOf(uuid); !ok {
+	if _, ok := h.attempts.ClaimOf(uuid); !ok {
 		return fault.New(fault.Forbidden, "it has no claim on %s", h.o.Name)
 	}
 	inst, _ := h.tracker.Instance(uuid)

@@ -35,7 +35,7 @@ type preparation struct {
 // preLiveMigration does operation.PreLiveMigration.
 func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migration.PreLiveRequest) (migration.Prepared, error) {
 	none := migration.Prepared{}
-	claim, ok := h.tracker.ByOwner(h.owner(ref))
+	claim, ok := h.tracker.ByOwner(h.attempts.Owner(ref))
 	if !ok || claim.State != claims.Pending && claim.State != claims.Arriving {
 		return none, fault.New(fault.Forbidden, "no claim on %s names migration %s, attempt %d", h.o.Name, ref.Migration, ref.Attempt)
 	}
@@ -83,7 +83,7 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 	}
 	// Arriving before the answer: from here on a copy may come, and the claim
 	// must outlive its conductor.
-	if _, err := h.tracker.Arrive(ctx, h.owner(ref)); err != nil {
+	if _, err := h.tracker.Arrive(ctx, h.attempts.Owner(ref)); err != nil {
 		// Whoever has the ticket can look for its port, and a claim that is pending frees
 		// itself: nothing may come by it then.
 		keep, cancel := h.rt.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
@@ -250,7 +250,7 @@ func rolledTooLate(host string) error {
 // domain of that uuid for which no claim names this migration is somebody
 // else's business.
 func (h *Host) endCopy(ctx context.Context, ref migration.Ref) error {
-	if c, ok := h.tracker.ByOwner(h.owner(ref)); !ok || c.State != claims.Arriving {
+	if c, ok := h.tracker.ByOwner(h.attempts.Owner(ref)); !ok || c.State != claims.Arriving {
 		return nil
 	}
 	d, exists, err := h.domain(ctx, ref.Instance)

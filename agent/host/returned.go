@@ -137,7 +137,7 @@ func (h *Host) Unconfirmed(uuid string) (why string, waits bool) {
 	if word.Confirmed {
 		return "", false
 	}
-	if claim, ok := h.claimOf(uuid); ok && !word.Strict && claim.Boot == word.Boot {
+	if claim, ok := h.attempts.ClaimOf(uuid); ok && !word.Strict && claim.Boot == word.Boot {
 		return "", false // it was made here, or came, in this boot
 	}
 	return notAsked, true
@@ -267,7 +267,7 @@ func (h *Host) Record(ctx context.Context, uuid string) (migration.Guest, error)
 // seen: by ledger and last look, from memory.
 func (h *Host) RecordMark(uuid string) string {
 	inst, _ := h.tracker.Instance(uuid)
-	claim, _ := h.claimOf(uuid)
+	claim, _ := h.attempts.ClaimOf(uuid)
 	u := h.lastUse(uuid)
 	return digest(fmt.Sprintf("%+v %s %+v %s %+v", inst, claim.ID, claim.Resources, u.text, u.domain))
 }
@@ -281,6 +281,6 @@ func (h *Host) Owned() []claims.Instance {
 
 // OnMove names the migration that a guest is on, one that waits to be confirmed too.
 func (h *Host) OnMove(uuid string) string {
-	m, _ := h.moving(uuid)
+	m, _ := h.attempts.Moving(uuid)
 	return m
 }

@@ -48,7 +48,7 @@ func (h *Host) sealed(mc claims.MigrationContext, c migration.Commit) (migration
 // proven refuses a commit that a third host has brought and that the host which the guest
 // left has not signed: nothing is accepted on a conductor's word.
 func (h *Host) proven(ref migration.Ref, c migration.Commit) error {
-	mc, ok := h.phases.ContextOf(ref)
+	mc, ok := h.attempts.ContextOf(ref)
 	if h.o.Seals == nil || !ok || !carried(mc, c.From, h.o.Name) {
 		return nil
 	}

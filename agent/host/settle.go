@@ -59,7 +59,7 @@ func (h *Host) Settle(ctx context.Context) error {
 
 func (h *Host) settleClaim(ctx context.Context, c claims.Claim) error {
 	uuid := c.Owner.Instance
-	if _, moving := h.moving(uuid); moving {
+	if _, moving := h.attempts.Moving(uuid); moving {
 		return nil
 	}
 	if c.State == claims.Bound {
@@ -203,10 +203,10 @@ func (h *Host) autostartOne(ctx context.Context, uuid string) error {
 	}
 	defer unlock()
 	inst, ok := h.tracker.Instance(uuid)
-	if _, moving := h.moving(uuid); moving && !h.Lives(uuid) || !ok || inst.Token.State != claims.TokenHere {
+	if _, moving := h.attempts.Moving(uuid); moving && !h.Lives(uuid) || !ok || inst.Token.State != claims.TokenHere {
 		return nil
 	}
-	if _, ok := h.claimOf(uuid); !ok {
+	if _, ok := h.attempts.ClaimOf(uuid); !ok {
 		return nil
 	}
 	d, exists, err := h.domain(ctx, uuid)

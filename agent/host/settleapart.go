@@ -71,13 +71,13 @@ type apartMove struct {
 // apartMove reads it; false for none.
 func (h *Host) apartMove(id string) (apartMove, bool) {
 	m := apartMove{id: id, conductor: h.conductorOf(id), token: tokenUnknown}
-	mc, ok := h.phases.ContextOf(migration.Ref{Migration: id})
+	mc, ok := h.attempts.ContextOf(migration.Ref{Migration: id})
 	if all := h.pendingArrivals(); m.conductor != "" {
 		if i := slices.IndexFunc(all, func(a pendingArrival) bool {
-			return a.ref.Migration == id && (a.claim != arrivalNone || h.accepted(a.ref))
+			return a.ref.Migration == id && (a.claim != arrivalNone || h.attempts.Accepted(a.ref))
 		}); i >= 0 {
 			m.arrival = &all[i]
-			mc, ok = h.phases.ContextOf(m.arrival.ref)
+			mc, ok = h.attempts.ContextOf(m.arrival.ref)
 		}
 	}
 	if m.conductor == "" || !ok {
@@ -373,7 +373,7 @@ func (h *Host) settleThere(ctx context.Context, ref migration.Ref, rec settling)
 		return h.endHalf(ctx, ref)
 	case m.token == tokenHere:
 		ref.Attempt = h.tracker.Accepted(m.id) // which made what is here
-		return h.yieldToken(ctx, ref, h.epoch(ref.Instance)+1, m.other)
+		return h.yieldToken(ctx, ref, h.attempts.Epoch(ref.Instance)+1, m.other)
 	case m.left > 0 && m.source:
 		if m.arrival != nil { // it was awaited back, and what awaits a guest is not released
 			if err := h.cancelReturn(ctx, m.arrival.ref); err != nil {
@@ -403,7 +403,7 @@ func (h *Host) endHalf(ctx context.Context, ref migration.Ref) error {
 	if err := h.endSource(ctx, ref); err != nil {
 		return err
 	}
-	half, _ := h.heldFor(ref)
+	half, _ := h.attempts.HeldFor(ref)
 	return h.forgetHalf(ctx, ref, half)
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/internal/fault"
@@ -200,7 +201,7 @@ func (h *Host) pendingArrivals() []pendingArrival {
 		if o.Kind != claims.KindLiveMigration || c.State != claims.Pending && c.State != claims.Arriving || h.Foreign(o) {
 			continue
 		}
-		a := pendingArrival{ref: refOf(o), claim: arrivalArriving}
+		a := pendingArrival{ref: attempts.RefOf(o), claim: arrivalArriving}
 		if c.State == claims.Pending {
 			a.claim = arrivalPending
 		}
@@ -218,7 +219,7 @@ func (h *Host) pendingArrivals() []pendingArrival {
 			continue
 		}
 		ref := migration.Ref{Migration: r.Migration, Instance: rec.Guest.UUID, Attempt: r.Attempt}
-		if !seen[memory.Key(ref)] && !h.Foreign(h.owner(ref)) {
+		if !seen[memory.Key(ref)] && !h.Foreign(h.attempts.Owner(ref)) {
 			out = append(out, pendingArrival{ref: ref, source: rec.Source, claim: arrivalNone})
 		}
 	}
@@ -229,7 +230,7 @@ func (h *Host) pendingArrivals() []pendingArrival {
 	}
 	slices.SortStableFunc(out, func(a, b pendingArrival) int {
 		rank := func(a pendingArrival) int {
-			if h.accepted(a.ref) {
+			if h.attempts.Accepted(a.ref) {
 				return 0
 			}
 			return 1
@@ -243,9 +244,9 @@ func (h *Host) arrivalState(a pendingArrival) arrivalState {
 	s := arrivalState{token: arrivalUnowned, claim: a.claim, source: sourceUnasked}
 	inst, known := h.tracker.Instance(a.ref.Instance)
 	switch {
-	case h.accepted(a.ref):
+	case h.attempts.Accepted(a.ref):
 		s.token = arrivalOwned
-	case h.goneOn(a.ref):
+	case h.attempts.GoneOn(a.ref):
 		s.token = arrivalMoved
 	case known && inst.Token.State == claims.TokenHere:
 		s.token = arrivalOther
@@ -285,7 +286,7 @@ func (h *Host) lookAtArrival(ctx context.Context, a pendingArrival, silent map[s
 		}
 		epoch := uint64(0)
 		if s.token == arrivalOwned {
-			epoch = h.epoch(a.ref.Instance)
+			epoch = h.attempts.Epoch(a.ref.Instance)
 		}
 		s.source = wordOfSource(fate, epoch)
 		silent[a.asked()] = s.source == sourceSilent
@@ -352,7 +353,7 @@ func (h *Host) lookAtHalf(ctx context.Context, a pendingArrival) (bool, error) {
 	}
 	defer unlock()
 	// Again: the verb may have ended the stream because all is there.
-	claim, ok := h.tracker.ByOwner(h.owner(a.ref))
+	claim, ok := h.tracker.ByOwner(h.attempts.Owner(a.ref))
 	if d, exists, err = h.domain(ctx, a.ref.Instance); err != nil || !exists || !inPostCopy(d) || !ok {
 		return err == nil && exists && inPostCopy(d), err
 	}
@@ -450,7 +451,7 @@ func (h *Host) finishAlone(ctx context.Context, a pendingArrival) error {
 	if !ok {
 		// An older agent took it in: what its user had chosen is in the context.
 		came = migration.Commit{
-			Instance: a.ref.Instance, Migration: a.ref.Migration, Attempt: a.ref.Attempt, Epoch: h.epoch(a.ref.Instance),
+			Instance: a.ref.Instance, Migration: a.ref.Migration, Attempt: a.ref.Attempt, Epoch: h.attempts.Epoch(a.ref.Instance),
 			From: a.source, To: h.o.Name, Power: a.power,
 		}
 	}

@@ -178,7 +178,7 @@ func (h *Host) conductedElsewhere() []outgoing {
 	var out []outgoing
 	for _, mc := range h.tracker.Contexts() {
 		conductor := h.conductorOf(mc.Migration)
-		if conductor == "" || h.inPlace(mc.Source, mc.Destination) || h.Foreign(claims.Owner{Migration: mc.Migration}) {
+		if conductor == "" || h.attempts.InPlace(mc.Source, mc.Destination) || h.Foreign(claims.Owner{Migration: mc.Migration}) {
 			continue
 		}
 		ref := migration.Ref{Migration: mc.Migration, Instance: mc.Instance, Attempt: h.tracker.ContextAttempt(mc.Migration)}

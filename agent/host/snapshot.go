@@ -89,7 +89,7 @@ func (h *Host) offForMove(ctx context.Context, ref migration.Ref) error {
 	if err := h.tokenHere(inst); err != nil {
 		return err
 	}
-	return h.isOff(ctx, ref, h.came(ref))
+	return h.isOff(ctx, ref, h.attempts.Came(ref))
 }
 
 // endedBy is the guest that this attempt has powered off, and not powered on again. What

@@ -24,7 +24,7 @@ func (h *Host) adoptStarted(ctx context.Context, uuid string, arrived bool) erro
 	if _, known := h.tracker.Instance(uuid); known {
 		return nil
 	}
-	if _, moving := h.moving(uuid); moving {
+	if _, moving := h.attempts.Moving(uuid); moving {
 		return nil
 	}
 	d, exists, err := h.domain(ctx, uuid)

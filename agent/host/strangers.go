@@ -159,7 +159,7 @@ func (h *Host) isStranger(uuid string) bool {
 	if _, known := h.tracker.Instance(uuid); known || len(h.tracker.ByInstance(uuid)) > 0 {
 		return false
 	}
-	_, moving := h.moving(uuid)
+	_, moving := h.attempts.Moving(uuid)
 	return !moving
 }
 

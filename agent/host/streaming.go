@@ -51,7 +51,7 @@ func (h *Host) newStreams() *streams.Streams {
 
 // streamStatus does operation.StreamStatus.
 func (h *Host) streamStatus(ctx context.Context, ref migration.Ref) (migration.StreamStatus, error) {
-	ledger, epoch := h.ledger(ref), h.epoch(ref.Instance)
+	ledger, epoch := h.ledger(ref), h.attempts.Epoch(ref.Instance)
 	settled := ""
 	if w, ok := h.WordOn(ref); ok {
 		settled = w.GuestIsAt
@@ -89,7 +89,7 @@ func (h *Host) tuneStream(ctx context.Context, ref migration.Ref, t migration.Tu
 // openArrival starts the stream by which a guest comes, and says in p how. One that
 // somebody else sends comes by what that tool has.
 func (h *Host) openArrival(ctx context.Context, ref migration.Ref, c claims.Claim, source string, postCopy bool, p *migration.Prepared) error {
-	if h.Foreign(h.owner(ref)) {
+	if h.Foreign(h.attempts.Owner(ref)) {
 		return nil
 	}
 	return h.streams.OpenArrival(ctx, ref, c, source, postCopy, p)

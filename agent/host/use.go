@@ -47,7 +47,7 @@ func (h *Host) followUse(ctx context.Context, uuid string) error {
 	if err != nil || text == "" {
 		return err
 	}
-	claim, _ := h.claimOf(uuid)
+	claim, _ := h.attempts.ClaimOf(uuid)
 	was, now := h.lastUse(uuid), h.rt.Boot().Since
 	same := h.hasName(uuid, d.Name) && was.text == digest(text) && was.claim == claim.ID && was.domain == d && claim.Seen != nil && now-was.at < disksEvery
 	if same && (h.o.Placement == nil || was.allocated == counted(claim)) {
@@ -70,7 +70,7 @@ func (h *Host) followUse(ctx context.Context, uuid string) error {
 	case now != text || again != d:
 		return fault.New(fault.Busy, "guest %s changes", d.Name)
 	}
-	if claim, _ = h.claimOf(uuid); !same {
+	if claim, _ = h.attempts.ClaimOf(uuid); !same {
 		if claim, err = h.followDocument(ctx, d, shows, claim); err != nil {
 			return err
 		}
@@ -97,14 +97,14 @@ func (h *Host) inUse(ctx context.Context, uuid string) (d driver.Domain, text st
 // that is still being made, or that came by foreign hands and is not settled.
 func (h *Host) follows(uuid string) bool {
 	inst, known := h.tracker.Instance(uuid)
-	claim, bound := h.claimOf(uuid)
+	claim, bound := h.attempts.ClaimOf(uuid)
 	if !known || inst.Token.State != claims.TokenHere || !bound || claim.Owner.Kind != claims.KindInstance {
 		return false
 	}
 	if claim.BoundFrom != nil && h.Foreign(*claim.BoundFrom) {
 		return false
 	}
-	_, moving := h.moving(uuid)
+	_, moving := h.attempts.Moving(uuid)
 	return !moving
 }
 

@@ -151,7 +151,7 @@ func (h *Host) tellWord(ctx context.Context, w claims.Word) error {
 		return err
 	}
 	epoch, holder := h.tracker.Epoch(w.Instance)
-	_, claimed := h.tracker.ByOwner(h.owner(ref))
+	_, claimed := h.tracker.ByOwner(h.attempts.Owner(ref))
 	arriving := claimed && !h.arrived(ref)
 	unlock()
 	if arriving {
@@ -183,7 +183,7 @@ func (h *Host) YieldToken(ctx context.Context, ref migration.Ref, epoch uint64, 
 
 func (h *Host) yieldToken(ctx context.Context, ref migration.Ref, epoch uint64, to string) error {
 	clean, err := h.yield(ctx, ref, epoch, to)
-	switch _, claimed := h.tracker.ByOwner(h.owner(ref)); {
+	switch _, claimed := h.tracker.ByOwner(h.attempts.Owner(ref)); {
 	case err != nil:
 		return err
 	case clean:
@@ -251,7 +251,7 @@ func (h *Host) yield(ctx context.Context, ref migration.Ref, epoch uint64, to st
 	if err := noteYielded(ctx, h, ref, inst, d, epoch, to, !stands && needsWitness(h, ref, inst, known, undefined)); err != nil {
 		return false, err
 	}
-	arrived := h.accepted(ref)
+	arrived := h.attempts.Accepted(ref)
 	decided := h.tracker.CommitRefused(ref.Migration, ref.Attempt)
 	yields, err := h.tracker.Yield(ctx, memory.At(ref, ""), epoch, to)
 	if err != nil {
@@ -320,7 +320,7 @@ func (h *Host) forgetArrival(ctx context.Context, ref migration.Ref) error {
 	if err := h.undoEvacuation(ctx, ref, false); err != nil {
 		return err
 	}
-	if _, bound := h.boundBy(ref); !bound {
+	if _, bound := h.attempts.BoundBy(ref); !bound {
 		if err := h.tracker.Abort(ctx, memory.At(ref, operation.StepClaim)); err != nil {
 			return err
 		}
@@ -370,7 +370,7 @@ func (h *Host) SettleArrival(ctx context.Context, id string, s migration.Settlem
 func (h *Host) settleArrival(ctx context.Context, id string, s migration.Settlement) (Waiting, error) {
 	all := h.pendingArrivals()
 	i := slices.IndexFunc(all, func(a pendingArrival) bool { return a.ref.Migration == id && a.claim != arrivalNone })
-	if w, ok := h.tracker.Word(id); ok && (i < 0 || h.accepted(all[i].ref)) &&
+	if w, ok := h.tracker.Word(id); ok && (i < 0 || h.attempts.Accepted(all[i].ref)) &&
 		w.GuestIsAt == s.GuestIsAt && slices.Equal(w.Gone, s.Gone) && w.Why == s.Why && w.By == s.By {
 		// The same word again: its answer was lost. What is left of it goes on by itself.
 		return Waiting{Migration: id, Instance: w.Instance, Attempt: w.Attempt, Since: w.At}, nil

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/hooks"
 	"berth/agent/host/memory"
 	"berth/claims"
@@ -93,7 +94,7 @@ func (c *Changes) apply(ctx context.Context, ref migration.Ref) error {
 // mayReplace refuses where somebody else came to use a disk since the change was prepared.
 // Disks that have their places already, before this agent's restart, are not asked for again.
 func (c *Changes) mayReplace(ctx context.Context, ref migration.Ref, rec Record) error {
-	if _, exchanged := c.boundBy(ref); exchanged || len(rec.Disks) == 0 {
+	if _, exchanged := c.o.Attempts.BoundBy(ref); exchanged || len(rec.Disks) == 0 {
 		return nil
 	}
 	survey, err := c.o.Guests.FileUsers(ctx)
@@ -170,10 +171,10 @@ func (c *Changes) underWay(ref migration.Ref) (Record, error) {
 // claimOf is the claim that the changed guest uses, before and after it was
 // exchanged.
 func (c *Changes) claimOf(ref migration.Ref, rec Record) (claims.Claim, bool) {
-	if c, ok := c.boundBy(ref); ok {
+	if c, ok := c.o.Attempts.BoundBy(ref); ok {
 		return c, true
 	}
-	return c.o.Tracker.ByOwner(ownerOf(ref, rec.kind()))
+	return c.o.Tracker.ByOwner(attempts.OwnerOf(ref, rec.kind()))
 }
 
 // setFlavor makes the ledger's record of the guest that of its new flavor and image, or of its
@@ -247,7 +248,7 @@ func (c *Changes) unapply(ctx context.Context, ref migration.Ref) error {
 	switch {
 	case err != nil:
 		return err
-	case !found && c.o.Guests.Changed(ref):
+	case !found && c.o.Attempts.Changed(ref):
 		return fault.New(fault.InDoubt, "the guest was changed, and the record of what it was before is lost")
 	case !found, rec.Unapplied, !rec.Begun:
 		return nil
@@ -263,7 +264,7 @@ func (c *Changes) unapply(ctx context.Context, ref migration.Ref) error {
 			}
 		}
 	}
-	if c.o.Guests.TakenBack(ownerOf(ref, rec.kind())) {
+	if c.o.Guests.TakenBack(attempts.OwnerOf(ref, rec.kind())) {
 		// Of a guest whose change was over: a change that broke off ends by
 		// RollbackPrepChange's.
 		if err := c.runPhase(ctx, ref, rec.phase(c.o.Host, hooks.RevertResize, "")); err != nil {
@@ -360,11 +361,11 @@ func (c *Changes) Finish(ctx context.Context, ref migration.Ref) error {
 func (c *Changes) finish(ctx context.Context, ref migration.Ref) error {
 	rec, found, err := c.record(ref)
 	over := c.o.Memory.Buried(ref, StepKeepUnapply)
-	_, bound := c.boundBy(ref)
+	_, bound := c.o.Attempts.BoundBy(ref)
 	switch {
 	case err != nil:
 		return err
-	case !found && c.o.Guests.Changed(ref):
+	case !found && c.o.Attempts.Changed(ref):
 		return fault.New(fault.InDoubt, "the guest was changed, and the record of what was kept for it is lost")
 	case !found && (over || bound):
 		return nil // done before, however long ago
@@ -383,7 +384,7 @@ func (c *Changes) finish(ctx context.Context, ref migration.Ref) error {
 	if err := c.dropKept(ctx, ref, rec); err != nil {
 		return err
 	}
-	if err := c.o.Tracker.Release(ctx, ownerOf(ref, rec.kind())); err != nil {
+	if err := c.o.Tracker.Release(ctx, attempts.OwnerOf(ref, rec.kind())); err != nil {
 		return err
 	}
 	c.o.Guests.Relax(ctx) // others may have waited for what it had

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/disks"
 	"berth/agent/host/fileusers"
 	"berth/agent/host/memory"
@@ -36,8 +37,6 @@ type Guests interface {
 	Wish(ref migration.Ref) (migration.PowerState, bool, error)
 	// Start starts a guest that is off as its user had it; nothing for shut off.
 	Start(ctx context.Context, instance string, power migration.PowerState) error
-	// Changed reports whether the guest uses what a change of this migration gave it.
-	Changed(ref migration.Ref) bool
 	// TakenBack reports whether a guest that got its claim so was powered off for a later
 	// attempt, which reverts it.
 	TakenBack(by claims.Owner) bool
@@ -64,15 +63,16 @@ type Files interface {
 
 // Options are what Changes are made of.
 type Options struct {
-	Host    string // provider's name
-	Tracker *claims.Tracker
-	Memory  *memory.Memory
-	Phases  *phases.Phases
-	Driver  driver.Driver
-	Logger  *slog.Logger
-	Guests  Guests
-	Files   Files
-	Bench   *remake.Bench
+	Host     string // provider's name
+	Tracker  *claims.Tracker
+	Attempts *attempts.Ledger
+	Memory   *memory.Memory
+	Phases   *phases.Phases
+	Driver   driver.Driver
+	Logger   *slog.Logger
+	Guests   Guests
+	Files    Files
+	Bench    *remake.Bench
 	// Aliases are the names by which flavors ask for PCI devices.
 	Aliases func() []flavor.Alias
 }
@@ -100,20 +100,6 @@ func (c *Changes) remember(ctx context.Context, ref migration.Ref, rec Record) e
 
 func (c *Changes) domain(ctx context.Context, ref migration.Ref) (driver.Domain, bool, error) {
 	return driver.Find(ctx, c.o.Driver, ref.Instance)
-}
-
-func ownerOf(ref migration.Ref, kind claims.Kind) claims.Owner {
-	return claims.Owner{Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt, Kind: kind}
-}
-
-// boundBy is the claim that became the instance's by this attempt.
-func (c *Changes) boundBy(ref migration.Ref) (claims.Claim, bool) {
-	for _, own := range c.o.Tracker.ByMigration(ref.Migration) {
-		if from := own.BoundFrom; from != nil && *from == ownerOf(ref, from.Kind) {
-			return own, true
-		}
-	}
-	return claims.Claim{}, false
 }
 
 // NotPersistent refuses a guest without a definition.

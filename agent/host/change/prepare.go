@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/disks"
 	"berth/agent/host/fileusers"
 	"berth/agent/host/hooks"
@@ -92,7 +93,7 @@ func (c *Changes) prepare(ctx context.Context, ref migration.Ref, p migration.Pr
 		rec = Record{Kind: p.Kind, Wanted: p.Wanted, Guest: p.Guest}
 		rec.Guest.XML, rec.Guest.CPU = "", "" // of the guest as it ran
 	}
-	claim, ok := c.o.Tracker.ByOwner(ownerOf(ref, rec.kind()))
+	claim, ok := c.o.Tracker.ByOwner(attempts.OwnerOf(ref, rec.kind()))
 	if !ok || claim.State != claims.Pending && claim.State != claims.Held {
 		return fault.New(fault.Forbidden, "no claim on %s names migration %s, attempt %d", c.o.Host, ref.Migration, ref.Attempt)
 	}
@@ -281,7 +282,7 @@ func (c *Changes) NotChanged(_ context.Context, ref migration.Ref) error {
 		return err
 	case c.o.Memory.Buried(ref, StepKeepUnapply):
 		return finishedChange(ref)
-	case found && rec.Definition != "" && !rec.Unapplied, !found && c.o.Guests.Changed(ref):
+	case found && rec.Definition != "" && !rec.Unapplied, !found && c.o.Attempts.Changed(ref):
 		return fault.New(fault.Forbidden, "the guest has been changed: take the change back first")
 	}
 	return nil

@@ -10,9 +10,9 @@ import (
 	"slices"
 	"time"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/hooks"
 	"berth/agent/host/memory"
-	"berth/claims"
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
@@ -20,11 +20,11 @@ import (
 
 // Options are what Phases are made of.
 type Options struct {
-	Tracker *claims.Tracker
-	Memory  *memory.Memory
-	Runner  *hooks.Runner
-	Runtime runtime.Runtime
-	Logger  *slog.Logger
+	Attempts *attempts.Ledger
+	Memory   *memory.Memory
+	Runner   *hooks.Runner
+	Runtime  runtime.Runtime
+	Logger   *slog.Logger
 }
 
 // Phases are those of one host. Safe for concurrent use about different instances.
@@ -173,25 +173,12 @@ func (p *Phases) request(ref migration.Ref, r Request, answers map[string]json.R
 	if r.Image != nil {
 		req.Context.Image = r.Image
 	}
-	if mc, ok := p.ContextOf(ref); ok {
+	if mc, ok := p.o.Attempts.ContextOf(ref); ok {
 		req.Context.MigrationContext = mc
 		req.Context.OldFlavor, req.Context.NewFlavor = mc.OldFlavor, mc.NewFlavor
 		req.Context.PowerState = cmp.Or(req.Context.PowerState, string(mc.OldPowerState))
 	}
 	return req
-}
-
-// ContextOf is the context of a migration, by whichever half of it is here.
-func (p *Phases) ContextOf(ref migration.Ref) (claims.MigrationContext, bool) {
-	if mc, ok := p.o.Tracker.Context(ref.Migration); ok {
-		return mc, true
-	}
-	for _, c := range p.o.Tracker.ByMigration(ref.Migration) {
-		if c.Context != nil && (c.Owner.Attempt == ref.Attempt || c.Owner.Migration == "") {
-			return *c.Context, true
-		}
-	}
-	return claims.MigrationContext{}, false
 }
 
 // EndHook ends a hook that an agent left behind when it died, or that was killed and did not

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/hooks"
 	"berth/agent/host/memory"
 	"berth/claims"
@@ -58,7 +59,7 @@ func (p *bed) boot() {
 	}
 	log := slog.New(slog.DiscardHandler)
 	runner := &hooks.Runner{Dir: filepath.Join(p.dir, "hooks"), Manager: p.manager, Runtime: p.rt, Logger: log}
-	p.Phases = New(Options{Tracker: tracker, Memory: memory.New(tracker, p.rt), Runner: runner, Runtime: p.rt, Logger: log})
+	p.Phases = New(Options{Attempts: &attempts.Ledger{Tracker: tracker}, Memory: memory.New(tracker, p.rt), Runner: runner, Runtime: p.rt, Logger: log})
 }
 
 // hook installs one; DIR stands for the folder of the test.
