@@ -175,10 +175,6 @@ func (s liveSteps) followPostCopy(ctx context.Context, t *task.Task) (any, error
 	if err := t.Output(migration.StepInspectSource, &src); err != nil {
 		return nil, err
 	}
-	to, err := s.destination(t)
-	if err != nil {
-		return nil, err
-	}
 	limits := s.timeLimits().limits()
 	var (
 		out    followedPostCopy
@@ -234,12 +230,11 @@ func (s liveSteps) followPostCopy(ctx context.Context, t *task.Task) (any, error
 		if broken == 0 {
 			broken = max(now, 1)
 		}
-		why := how.why
 		if how.state == followBroken {
 			if b := s.boundSince(t, migration.StepPostCopy); b > 0 {
 				stream.Options.PostCopyBandwidth = b
 			}
-			err := s.recoverPostCopy(ctx, stream, limits.Setup, why)
+			err := s.recoverPostCopy(ctx, stream, limits.Setup, how.why)
 			if cause := context.Cause(ctx); cause != nil {
 				return nil, cause
 			}
@@ -251,10 +246,7 @@ func (s liveSteps) followPostCopy(ctx context.Context, t *task.Task) (any, error
 				}
 				continue
 			}
-			why += ", and could not be made whole: " + err.Error()
-			if there := s.withoutMemory(ctx, t); there.state != "" {
-				how = there
-			}
+			how = s.notRecovered(ctx, t, how, err)
 		}
 		if how.state == followEnded {
 			if ended { // two looks agree
@@ -263,14 +255,10 @@ func (s liveSteps) followPostCopy(ctx context.Context, t *task.Task) (any, error
 					return out, nil
 				}
 			}
-			why = how.why
-		}
-		if how.state == followNotAwaited {
-			why = how.why
 		}
 		ended = how.state == followEnded
 		if how.state == followLost || now-broken >= s.c.cfg.Patience {
-			t.Doubt(fault.Refuse(fault.InDoubt, "post-copy", fault.Reason{Code: how.code(), Message: why, Change: how.change(s.uuid, s.from, to)}))
+			t.Doubt(fault.Refuse(fault.InDoubt, "post-copy", fault.Reason{Code: how.code(), Message: how.why, Change: how.change(s.uuid, s.from)}))
 		}
 		if err := s.pause(ctx, pause); err != nil {
 			return nil, err
@@ -306,10 +294,10 @@ func (s liveSteps) recoverPostCopy(ctx context.Context, stream migration.Stream,
 	return err
 }
 
-// withoutMemory asks the destination of a broken post-copy whether its instance still waits for memory
-// from the source. It returns the zero state where it does, or where nobody answers. An instance that
-// ended there, or was started again since, needs none: a started process has memory of its own.
-func (s liveSteps) withoutMemory(ctx context.Context, t *task.Task) followed {
+// notRecovered returns what becomes of a broken post-copy whose recovery has failed with err: it asks the
+// destination whether its instance still waits for memory from the source. One that ended there, or was
+// started again since, needs none: a started process has memory of its own.
+func (s liveSteps) notRecovered(ctx context.Context, t *task.Task, how followed, err error) followed {
 	there := s.lookThere(ctx, t, s.c.cfg.VerbTimeout)
 	switch fact := destinationFact(there); {
 	case fact == DestinationNone:
@@ -317,9 +305,11 @@ func (s liveSteps) withoutMemory(ctx context.Context, t *task.Task) followed {
 	case fact == DestinationRunning && there.Domain.Reason == reasonBooted:
 		return guestStarted
 	case fact == DestinationRunning, fact == DestinationArrived:
-		return followed{followNotAwaited, "the source waits to send memory, and the hypervisor of the destination says that the instance there is not in post-copy (" + domainWords(there.Domain) + ")"}
+		to, _ := s.destination(t) // it was asked just now
+		return followed{state: followNotAwaited, to: to, why: "the source waits to send memory, and the hypervisor of the destination says that the instance there is not in post-copy (" + domainWords(there.Domain) + ")"}
 	}
-	return followed{}
+	how.why += ", and could not be made whole: " + err.Error()
+	return how
 }
 
 // letHalfGo lets the source's clean-up end its half of a guest that has ended where it ran: the
@@ -360,13 +350,14 @@ const (
 type followed struct {
 	state followState
 	why   string
+	to    string // the destination, where an operator has to name it
 }
 
 // guestEnded is of a guest that its user shut down meanwhile, or that crashed.
-var guestEnded = followed{followEnded, "the guest has ended at the destination before all of its memory had come"}
+var guestEnded = followed{state: followEnded, why: "the guest has ended at the destination before all of its memory had come"}
 
 // guestStarted is of one that ended so, and that somebody has started again.
-var guestStarted = followed{followEnded, "the instance ended at the destination before all of its memory had come, and was started there again"}
+var guestStarted = followed{state: followEnded, why: "the instance ended at the destination before all of its memory had come, and was started there again"}
 
 // following judges one look. The destination is asked only where the source's half is gone
 // without a word.
@@ -375,13 +366,13 @@ func (s liveSteps) following(ctx context.Context, t *task.Task, status *migratio
 	case fact == SourceMigrated:
 		return followed{state: followOver}
 	case fact == SourceSilent:
-		return followed{followSilent, "the source or its hypervisor does not answer; the guest runs at the destination, and what of its memory has not come is there"}
+		return followed{state: followSilent, why: "the source or its hypervisor does not answer; the guest runs at the destination, and what of its memory has not come is there"}
 	case fact == SourcePostCopy && status.Domain.Reason == reasonPostCopyFailed:
-		return followed{followBroken, "the connection between the two hosts broke"}
+		return followed{state: followBroken, why: "the connection between the two hosts broke"}
 	case fact == SourcePostCopy && !status.InFlight:
-		return followed{followBroken, "the hypervisor has no job any more, and part of the guest's memory is at the source"}
+		return followed{state: followBroken, why: "the hypervisor has no job any more, and part of the guest's memory is at the source"}
 	case fact == SourcePostCopy && v.Abort != nil:
-		return followed{followBroken, fault.ReasonsOf(v.Abort)[0].Message}
+		return followed{state: followBroken, why: fault.ReasonsOf(v.Abort)[0].Message}
 	case fact == SourcePostCopy:
 		return followed{state: followGoes}
 	}
@@ -391,9 +382,9 @@ func (s liveSteps) following(ctx context.Context, t *task.Task, status *migratio
 	case DestinationNone:
 		return guestEnded
 	case DestinationSilent:
-		return followed{followSilent, "the source's domain has ended, and the destination does not say whether all of the guest's memory is there"}
+		return followed{state: followSilent, why: "the source's domain has ended, and the destination does not say whether all of the guest's memory is there"}
 	}
-	return followed{followLost, fmt.Sprintf("the source's half of the guest is gone (its domain is %s) before all memory had followed: the guest at the destination lacks part of its memory", domainWords(status.Domain))}
+	return followed{state: followLost, why: fmt.Sprintf("the source's half of the guest is gone (its domain is %s) before all memory had followed: the guest at the destination lacks part of its memory", domainWords(status.Domain))}
 }
 
 // shown is the progress that people see of a state.
@@ -409,10 +400,10 @@ func (f followed) code() string {
 	return map[followState]string{followBroken: "post_copy_broken", followSilent: "post_copy_silent", followLost: "post_copy_lost", followEnded: "post_copy_ended", followNotAwaited: "post_copy_not_awaited"}[f.state]
 }
 
-func (f followed) change(migrated, source, to string) string {
+func (f followed) change(migrated, source string) string {
 	switch f.state {
 	case followNotAwaited:
-		return "if the instance was started again at " + to + " since, let it run there and give up what is at " + source + ": berth migration settle " + migrated + " --guest-is-at " + to + ` --reason "what you have checked"`
+		return "if the instance was started again at " + f.to + " since, let it run there and give up what is at " + source + ": berth migration settle " + migrated + " --guest-is-at " + f.to + ` --reason "what you have checked"`
 	case followBroken:
 		return "repair the migration network between the two hosts; neither of the two domains may be ended"
 	case followSilent:

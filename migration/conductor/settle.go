@@ -198,9 +198,7 @@ func settleRefusal(f settleFacts, w migration.Settlement) []fault.Reason {
 		case atSource:
 		case f.Facts.Source == SourceSilent:
 			no("source_silent", "the source's hypervisor does not answer: what of the guest's memory has not followed may be there", "start libvirtd on "+f.Source)
-		case f.Facts.Source == SourcePostCopy && f.Facts.Destination == DestinationRunning:
-			// It runs and waits for no memory: the operator has looked, and gives up what is at the source.
-		case f.Facts.Source == SourcePostCopy:
+		case f.Facts.Source == SourcePostCopy && f.Facts.Destination != DestinationRunning: // which waits for no memory
 			calm("the rest of its memory is at " + f.Source + ", and follows as soon as the two hosts reach each other")
 		case f.Facts.Source == SourceMigrated:
 			calm("all of its memory has followed")
