@@ -100,7 +100,8 @@ func TestSaved_MemoryIsDiscardedWhenAsked(t *testing.T) {
 }
 
 // TestSaved_AChangedInstanceDoesNotGoOnFromOldMemory: a change in place is neither applied nor
-// started beside saved memory, which is of the disks before it.
+// started beside saved memory, which is of the disks before it. Memory that was saved of the changed
+// instance goes when the change is taken back.
 func TestSaved_AChangedInstanceDoesNotGoOnFromOldMemory(t *testing.T) {
 	t.Parallel()
 	b := newChange(t, floats2, driver.Running, migration.Change{Image: &migration.Image{Path: newImage, Format: "raw"}})
@@ -123,6 +124,13 @@ func TestSaved_AChangedInstanceDoesNotGoOnFromOldMemory(t *testing.T) {
 	b.must("discard", b.a.fake.DiscardSavedMemory(t.Context(), b.uuid))
 	b.must("start", verbs[apply+1].do())
 	b.state("a", b.uuid, driver.Running)
+	// Nor does the old instance go on from memory of the changed one.
+	b.a.fake.SaveMemory(b.uuid)
+	b.must("unapply", verbs[apply].undo())
+	b.state("a", b.uuid, driver.ShutOff)
+	if s, err := b.a.fake.Saved(t.Context(), b.uuid); err != nil || s.Memory {
+		t.Errorf("after the change was taken back: saved %+v, %v", s, err)
+	}
 }
 
 // TestSaved_SnapshotsStopALiveMove: libvirt's metadata of them would be lost with the source's

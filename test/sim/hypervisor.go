@@ -98,7 +98,13 @@ func (l libvirt) Saved(ctx context.Context, uuid string) (driver.Saved, error) {
 }
 
 func (l libvirt) DiscardSavedMemory(ctx context.Context, uuid string) error {
-	return l.do(ctx, "DiscardSavedMemory", func(ctx context.Context) error { return l.Fake.DiscardSavedMemory(ctx, uuid) })
+	return l.do(ctx, "DiscardSavedMemory", func(ctx context.Context) error {
+		err := l.Fake.DiscardSavedMemory(ctx, uuid)
+		if g := l.a.w.guestOf(uuid); err == nil && g != nil {
+			l.a.w.discards(g, l.a.m.name)
+		}
+		return err
+	})
 }
 
 func (l libvirt) Start(ctx context.Context, uuid string, paused bool) error {

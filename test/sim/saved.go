@@ -2,17 +2,50 @@ package sim
 
 import (
 	"context"
+	"encoding/json"
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
+	changes "berth/agent/host/change"
 	"berth/driver"
 	"berth/migration"
 )
 
 // savedMemory is what `virsh managedsave` has left of a guest: it is of the disk as that was.
-type savedMemory struct{ host, disk string }
+type savedMemory struct {
+	host, disk string
+	changed    bool // it is of a guest that was changed in place, and may be taken back
+}
+
+// changedOn reports whether a change of a guest in place is applied, and not over.
+func (w *world) changedOn(g *guest, m *machine) bool {
+	for key, raw := range w.records(m, "verbs") {
+		var rec changes.Record
+		about, what, _ := strings.Cut(key, "/")
+		if o := w.moveOf(migration.Ref{Migration: about}); o == nil || o.guest != g || !strings.HasSuffix(what, "/"+changes.Memory) {
+			continue
+		}
+		if json.Unmarshal(raw, &rec) == nil && rec.Applied {
+			return true
+		}
+	}
+	return false
+}
+
+// discards holds that an agent discards no memory that was saved, but that of a changed guest whose
+// change it takes back: the disks that it is of go.
+func (w *world) discards(g *guest, host string) {
+	if g.saved == nil || g.saved.host != host {
+		return
+	}
+	if !g.saved.changed {
+		w.violate("the agent of %s discards the memory that was saved of %s", host, g.name)
+	}
+	g.saved = nil
+}
 
 // saverEvery: in one random run of so many somebody saves instances with virsh.
 const saverEvery = 16
@@ -71,7 +104,7 @@ func (g *guest) saves(w *world) {
 	w.look()
 	g.mayBeStopped, g.mayBeOff = asked, true
 	disk, _, _ := m.files.Data(g.path())
-	g.saved = &savedMemory{m.name, disk}
+	g.saved = &savedMemory{m.name, disk, w.changedOn(g, m)}
 }
 
 // goesOn holds that a guest whose memory is saved starts nowhere but from it, with its disk as

@@ -300,6 +300,11 @@ func (c *Changes) giveBackOld(ctx context.Context, ref migration.Ref, rec Record
 	if err := c.o.Guests.ProvenOff(ctx, d, rec.Guest.Definition); err != nil {
 		return err
 	}
+	if exists {
+		if err := c.discardSaved(ctx, d); err != nil {
+			return err
+		}
+	}
 	for _, d := range slices.Backward(rec.Disks) {
 		if err := c.o.Files.PutBack(d.Replaced); err != nil {
 			return err
@@ -312,6 +317,17 @@ func (c *Changes) giveBackOld(ctx context.Context, ref migration.Ref, rec Record
 		return err
 	}
 	return c.setFlavor(ctx, ref, rec, true)
+}
+
+// discardSaved removes the saved memory of a changed instance that is off, and returns when that is
+// durable. Nothing was saved when the change was applied, so this memory is of the disks that go.
+func (c *Changes) discardSaved(ctx context.Context, d driver.Domain) error {
+	s, err := c.o.Driver.Saved(ctx, d.UUID)
+	if err != nil || !s.Memory {
+		return err
+	}
+	c.o.Logger.Warn("discard memory that was saved of a changed instance, whose change is taken back", "instance", d.UUID, "name", d.Name)
+	return c.o.Driver.DiscardSavedMemory(ctx, d.UUID)
 }
 
 // Start is StartChanged of migration.InPlaceVerbs.
