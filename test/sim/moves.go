@@ -193,7 +193,7 @@ func (w *world) settled() bool {
 	for _, m := range w.moves {
 		over = w.isOver(m) && over // of each: an operator may be wanted
 	}
-	if !over || w.witnesses() {
+	if !over || w.witnesses() || w.undeleted() {
 		return false
 	}
 	for _, d := range w.deaths {

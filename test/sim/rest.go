@@ -148,15 +148,7 @@ func (w *world) told(m *move) {
 // vanished says whether a guest is no more: something killed it, and it was transient,
 // so that no definition says that there ever was one.
 func (w *world) vanished(g *guest) bool {
-	if g.persistent || !g.mayBeOff || len(w.holders(g.uuid)) > 0 {
-		return false
-	}
-	for _, name := range w.names {
-		if _, err := w.machines[name].fake.Domain(context.Background(), g.uuid); err == nil {
-			return false
-		}
-	}
-	return true
+	return !g.persistent && g.mayBeOff && len(w.holders(g.uuid)) == 0 && w.nowhere(g)
 }
 
 // quiet says whether nothing was broken on purpose.

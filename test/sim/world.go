@@ -156,6 +156,9 @@ func Run(o Options) Result {
 	if w.virshes() {
 		w.outside.Go("virsh", w.virsh)
 	}
+	if slices.ContainsFunc(w.guests, func(g *guest) bool { return !g.persistent }) {
+		w.outside.Go("operator", w.deletes)
+	}
 	if w.saves() {
 		w.outside.Go("virsh", w.saver)
 	}
