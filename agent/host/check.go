@@ -38,6 +38,7 @@ func (h *Host) checkAnyDestination(ctx context.Context, ref migration.Ref, c mig
 func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migration.CheckRequest) (migration.CheckAnswer, error) {
 	var no refusal
 	g := c.Guest
+	g.Resources = withAllMemory(g.Resources, c.Kind, g, g.Flavor, g.Topology)
 	doc, err := parseDocument(g.XML)
 	if err != nil {
 		return migration.CheckAnswer{}, err

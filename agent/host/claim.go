@@ -30,6 +30,9 @@ func claimKind(migrationType string) (claims.Kind, error) {
 
 // claimAny does operation.Claim.
 func (h *Host) claimAny(ctx context.Context, ref migration.Ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
+	if !h.attempts.InPlace(c.Context.Source, c.Context.Destination) {
+		c.Context.NewResources = withAllMemory(c.Context.NewResources, c.Kind, c.Guest, c.Context.NewFlavor, c.Context.NewTopology)
+	}
 	a, err := h.claim(ctx, ref, c, nil)
 	return a, wrap(err, "claim %s on %s", c.Guest.Name, h.o.Name)
 }

@@ -45,6 +45,9 @@ func (h *Host) checkColdDestination(ctx context.Context, ref migration.Ref, c mi
 		no.add(fault.Forbidden, observing(h.o.Name))
 	}
 	stays := c.Source.Name == here.Name && c.Kind != migration.TypeMigration
+	if !stays {
+		w.Resources = withAllMemory(w.Resources, c.Kind, g, w.Flavor, w.Topology)
+	}
 	place, text, err := h.checkColdRoom(&no, ref, g, w, stays)
 	if err != nil {
 		return none, err

@@ -33,6 +33,7 @@ func (h *Host) checkEvacuation(ctx context.Context, ref migration.Ref, c migrati
 		no.add(fault.Forbidden, observing(h.o.Name))
 	}
 	w := evacuated(g)
+	w.Resources = withAllMemory(w.Resources, c.Kind, g, w.Flavor, w.Topology)
 	place, text, err := h.checkColdRoom(&no, ref, g, w, false)
 	if err != nil {
 		return none, err
