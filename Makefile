@@ -20,8 +20,8 @@ check: ## before a commit: format, vet, lint, unit tests with the race detector
 test: ## every test, on real libvirt, QEMU and Placement; installs what is missing (root)
 	@test/run
 
-demo: ## two hosts, a guest, a live migration with claims, a cut link (KEEP=1 leaves it up, FORCE=1 runs beside a libvirt daemon)
-	@go run ./test/demo $(if $(KEEP),--keep) $(if $(FORCE),--force)
+demo: ## two hosts, a guest, a live migration with claims, a cut link (V=1 shows what commands print, KEEP=1 leaves it up, FORCE=1 runs beside a libvirt daemon)
+	@go run ./test/demo $(if $(V),--verbose) $(if $(KEEP),--keep) $(if $(FORCE),--force)
 
 soak: ## real migrations with a fault or two each, on real hosts (ROUNDS=200, SEED=n, BUDGET=45 minutes, ONLY=faults and STORY=stories by expression)
 	@go run ./test/soak/cmd/soak -rounds $(or $(ROUNDS),200) $(if $(SEED),-seed $(SEED)) -budget $(or $(BUDGET),45)m $(if $(ONLY),-only '$(ONLY)') $(if $(STORY),-story '$(STORY)') $(if $(FORCE),-force)

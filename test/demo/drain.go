@@ -56,7 +56,8 @@ func (d *demo) drain(ctx context.Context) error {
 		if code, err := d.showCode(ctx, "host-a", "host", "drain", "--plan"); err != nil || code != 7 {
 			return cmp.Or(err, fmt.Errorf("the plan of a drain that leaves one behind exits with %d, want 7", code))
 		}
-		d.out.say("nothing has begun. stoker gives its CPU back:")
+		d.out.good("exit code 7: the plan says that gunner could go nowhere yet, and nothing has begun")
+		d.out.detail("stoker gives its CPU back:")
 		if err := d.show(ctx, "host-b", "instance", "delete", "stoker"); err != nil {
 			return err
 		}
@@ -64,7 +65,7 @@ func (d *demo) drain(ctx context.Context) error {
 	if err := d.show(ctx, "host-a", "host", "drain", "--yes"); err != nil {
 		return err
 	}
-	if err := d.show(ctx, "host-b", "instance", "list"); err != nil {
+	if err := d.look(ctx, "host-b", "instance", "list"); err != nil {
 		return err
 	}
 	if err := d.empty(ctx, "host-a"); err != nil {

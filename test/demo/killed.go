@@ -72,7 +72,7 @@ func (d *demo) killed(ctx context.Context) error {
 		return err
 	}
 	d.out.say("a new agent, ready after %.1f s, found the job and its stream: the move is %s", time.Since(begun).Seconds(), m.Status)
-	d.out.say("enough seen: libvirt may send the rest as fast as it goes")
+	d.out.detail("enough seen: libvirt may send the rest as fast as it goes")
 	_, _ = from.Virsh(ctx, "migrate-setspeed", d.guest, "1000") // a move that is over already needs none
 	if m, err = d.awaitMove(ctx, migration.Migration.Done); err != nil {
 		return err
@@ -80,7 +80,7 @@ func (d *demo) killed(ctx context.Context) error {
 	if m.Outcome != migration.OutcomeCompleted {
 		return fmt.Errorf("the move is %s: %s", m.Status, m.Outcome)
 	}
-	if err := d.show(ctx, "host-b", "migration", "show", m.UUID); err != nil {
+	if err := d.look(ctx, "host-b", "migration", "show", m.UUID); err != nil {
 		return err
 	}
 	// It has been here before: what it said then stands first.
@@ -125,7 +125,7 @@ func (d *demo) awaitMove(ctx context.Context, wanted func(migration.Migration) b
 // needs no agent.
 func (d *demo) sent(ctx context.Context, show bool) (uint64, error) {
 	if show {
-		if err := d.show(ctx, "host-b", "stream", "list"); err != nil {
+		if err := d.look(ctx, "host-b", "stream", "list"); err != nil {
 			return 0, err
 		}
 	}

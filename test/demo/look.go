@@ -21,28 +21,57 @@ import (
 	"berth/test/lab"
 )
 
-// show runs an operator's command in a host, in sight of whoever watches.
+// show runs an operator's command in a host. What it prints is shown in the long form, and where it fails.
 func (d *demo) show(ctx context.Context, host string, args ...string) error {
-	code, err := d.showCode(ctx, host, args...)
+	d.out.command(host, strings.Join(args, " "))
+	code, err := d.command(ctx, host, args...)
 	if err == nil && code != 0 {
+		d.out.block(d.said)
 		err = fmt.Errorf("berth %s on %s: exit code %d", strings.Join(args, " "), host, code)
 	}
 	return err
 }
 
+// tell is show with what it prints, in the short form too.
+func (d *demo) tell(ctx context.Context, host string, args ...string) error {
+	err := d.show(ctx, host, args...)
+	if err == nil && !d.out.verbose {
+		d.out.block(d.said)
+	}
+	return err
+}
+
+// look is show of what the short form does not need.
+func (d *demo) look(ctx context.Context, host string, args ...string) error {
+	if !d.out.verbose {
+		return nil
+	}
+	return d.show(ctx, host, args...)
+}
+
+// showCode runs a command that may fail, and gives its exit code.
 func (d *demo) showCode(ctx context.Context, host string, args ...string) (int, error) {
+	d.out.command(host, strings.Join(args, " "))
+	return d.command(ctx, host, args...)
+}
+
+// command runs one; d.said is what it printed, where that was not shown.
+func (d *demo) command(ctx context.Context, host string, args ...string) (int, error) {
 	h, err := d.f.Host(host)
 	if err != nil {
 		return 0, err
 	}
-	d.out.command(host, strings.Join(args, " "))
 	cmd, err := h.Command(ctx, append([]string{d.f.Binary}, args...)...)
 	if err != nil {
 		return 0, err
 	}
-	w := d.out.indented()
+	var quiet bytes.Buffer
+	var w io.Writer = &quiet
+	if d.out.verbose {
+		w = d.out.indented()
+	}
 	cmd.Stdout, cmd.Stderr = w, w
-	if d.out.color {
+	if d.out.color && d.out.verbose {
 		// The command sees a pipe: tell it that a live line is welcome.
 		cmd.Env = append(cmd.Environ(), "BERTH_PROGRESS=live")
 	}
@@ -50,15 +79,31 @@ func (d *demo) showCode(ctx context.Context, host string, args ...string) (int, 
 		cmd.Env = append(cmd.Environ(), fmt.Sprintf("COLUMNS=%d", max(60, d.out.wide-len(under))))
 	}
 	err = h.Run(cmd)
-	d.out.printf("\n")
+	d.said = quiet.String()
+	if d.out.verbose {
+		d.out.printf("\n")
+	}
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return exit.ExitCode(), nil
 	}
 	return 0, err
 }
 
+// afterProgress cuts the lines that say how far a move is.
+func afterProgress(said string) string {
+	progress := strings.LastIndex(said, " -> ")
+	if progress < 0 {
+		return said
+	}
+	_, rest, _ := strings.Cut(said[progress:], "\n")
+	return rest
+}
+
 // console shows the guest's last words on one host.
 func (d *demo) console(host string, n int) error {
+	if !d.out.verbose {
+		return nil
+	}
 	h, err := d.f.Host(host)
 	if err != nil {
 		return err
@@ -117,6 +162,9 @@ func (d *demo) proof(ctx context.Context) (guest.Proof, error) {
 
 // allocations shows who holds what, on which host, as Placement says.
 func (d *demo) allocations(ctx context.Context, host, remark string) error {
+	if !d.out.verbose {
+		return nil
+	}
 	if remark != "" {
 		d.out.say("%s", remark)
 	}

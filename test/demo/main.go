@@ -5,6 +5,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -24,10 +25,11 @@ func main() {
 	keep := flag.Bool("keep", false, "leave hosts, agents and guest up, and print what to try")
 	force := flag.Bool("force", false, "run although this machine has a libvirt daemon or guests of its own")
 	dir := flag.String("dir", filepath.Join(os.TempDir(), "berth-demo"), "folder for the hosts' files")
+	verbose := flag.Bool("verbose", false, "show what each command prints")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	d := &demo{out: newScreen(os.Stdout), dir: *dir, keep: *keep}
+	d := &demo{out: newScreen(os.Stdout, *verbose), dir: *dir, keep: *keep}
 	err := d.run(ctx, *force)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "\ndemo: %v\n", err)
@@ -42,6 +44,7 @@ type demo struct {
 	keep bool
 
 	f     *fleet.Fleet
+	said  string // what the last command printed, where it was not shown
 	guest string // the instance's name
 	pin   bool   // this machine has CPUs enough for pinned guests
 }
@@ -62,7 +65,7 @@ func (d *demo) run(ctx context.Context, force bool) (err error) {
 	d.out.title("Berth: a guest moves between two hosts, and nothing leaks")
 
 	d.out.act("What is needed: libvirt, QEMU, a guest")
-	if err := lab.Install(ctx, d.out.indented(), lab.Packages()...); err != nil {
+	if err := d.install(ctx); err != nil {
 		return err
 	}
 	ready := time.Now()
@@ -99,10 +102,31 @@ func (d *demo) run(ctx context.Context, force bool) (err error) {
 	return nil
 }
 
+// install adds the packages that are missing. What apt prints is shown in the long form, and where it fails.
+func (d *demo) install(ctx context.Context) error {
+	if d.out.verbose {
+		return lab.Install(ctx, d.out.indented(), lab.Packages()...)
+	}
+	var said bytes.Buffer
+	missing, err := lab.Missing(ctx, lab.Packages()...)
+	if err != nil {
+		return err
+	}
+	if len(missing) > 0 {
+		d.out.say("installing %d packages, a minute or two (no service is started)", len(missing))
+	}
+	if err := lab.Install(ctx, &said, lab.Packages()...); err != nil {
+		d.out.block(said.String())
+		return err
+	}
+	d.out.good("everything is there")
+	return nil
+}
+
 // hosts brings up two hosts with agents and shows what they found.
 func (d *demo) hosts(ctx context.Context) error {
 	d.out.act("Two hosts, an agent on each, one Placement between them")
-	o := fleet.Options{Dir: d.dir, Detached: d.keep, Guard: true, Log: d.out.say}
+	o := fleet.Options{Dir: d.dir, Detached: d.keep, Guard: true, Log: d.out.detail}
 	if d.pin = canPin(); d.pin {
 		o.Config, o.Flavors = pinnedConfig(), map[string]string{"pinned": pinnedFlavor}
 		o.Listen = true // for the operator who uses virsh; Berth needs no port of libvirtd's
@@ -112,12 +136,12 @@ func (d *demo) hosts(ctx context.Context) error {
 		return err
 	}
 	d.f = f
-	d.out.say("host-a and host-b have their own network, libvirtd, /etc and /run; the agents talk over mutual TLS")
-	if err := d.show(ctx, "host-a", "status"); err != nil {
+	d.out.good("host-a and host-b have their own network, libvirtd, /etc and /run; the agents talk over mutual TLS")
+	if err := d.tell(ctx, "host-a", "status"); err != nil {
 		return err
 	}
-	d.out.say("what host-a found in its hardware, and what it wrote to Placement about itself:")
-	return d.show(ctx, "host-a", "host", "show")
+	d.out.detail("what host-a found in its hardware, and what it wrote to Placement about itself:")
+	return d.look(ctx, "host-a", "host", "show")
 }
 
 // boot creates the guest on host-a.
@@ -149,20 +173,20 @@ func (d *demo) boot(ctx context.Context) error {
 		"--xml", "/var/lib/libvirt/sailor.xml", "--start"); err != nil {
 		return err
 	}
-	d.out.say("the guest prints a heartbeat, checks every page of memory it writes and every disk block:")
 	waiting, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if _, err := guest.WaitBeat(waiting, h.Console(d.guest), 5); err != nil {
 		return fmt.Errorf("wait for the guest's heartbeat: %w", err)
 	}
+	d.out.good("it prints a heartbeat, and checks every page of memory and every disk block that it writes")
 	if err := d.console("host-a", 3); err != nil {
 		return err
 	}
-	if err := d.show(ctx, "host-a", "claim", "list"); err != nil {
+	if err := d.tell(ctx, "host-a", "claim", "list"); err != nil {
 		return err
 	}
-	d.out.say("the same as a drawing, of the whole host and of each of its cells:")
-	if err := d.show(ctx, "host-a", "host", "topology"); err != nil {
+	d.out.detail("the same as a drawing, of the whole host and of each of its cells:")
+	if err := d.look(ctx, "host-a", "host", "topology"); err != nil {
 		return err
 	}
 	return d.allocations(ctx, "host-a", "allocations in Placement before the move:")
@@ -171,11 +195,11 @@ func (d *demo) boot(ctx context.Context) error {
 // move live-migrates it to host-b and looks at Placement half-way.
 func (d *demo) move(ctx context.Context) error {
 	d.out.act("A live migration to host-b")
-	if err := d.show(ctx, "host-a", "plan", d.guest); err != nil {
+	if err := d.tell(ctx, "host-a", "plan", d.guest); err != nil {
 		return err
 	}
-	d.out.say("first a claim on host-b, then one atomic write to Placement; libvirt leaves host-b's copy paused")
-	d.out.say("until host-a has durably given the ownership token away: there is no moment with two running copies")
+	d.out.say("first a claim on host-b, then one atomic write to Placement; host-b's copy stays paused until")
+	d.out.say("host-a has durably given the ownership token away: no moment has two running copies")
 	during := make(chan error, 1)
 	shown := make(chan string, 1)
 	watching, cancel := context.WithCancel(ctx)
@@ -193,10 +217,13 @@ func (d *demo) move(ctx context.Context) error {
 	default:
 		return errors.New("the move was over before Placement could be looked at")
 	}
-	if err := d.allocations(ctx, "host-b", "and after it:"); err != nil {
+	text, err := d.allocationTable(ctx, "host-b")
+	if err != nil {
 		return err
 	}
-	return d.show(ctx, "host-b", "claim", "list")
+	d.out.say("and after it:")
+	d.out.block(text)
+	return d.look(ctx, "host-b", "claim", "list")
 }
 
 // alive proves by the guest's own words that it never rebooted.
@@ -206,7 +233,7 @@ func (d *demo) alive(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.out.say("host-a's console ends, host-b's goes on:")
+	d.out.detail("host-a's console ends, host-b's goes on:")
 	if err := d.console("host-a", 2); err != nil {
 		return err
 	}
@@ -231,17 +258,20 @@ func (d *demo) fail(ctx context.Context) error {
 	if err := errors.Join(err, <-cut, h.Heal(ctx, lab.Mig)); err != nil {
 		return err
 	}
+	if !d.out.verbose {
+		d.out.block(afterProgress(d.said))
+	}
 	if code != 8 {
 		return fmt.Errorf("the move ended with exit code %d, want 8: failed and undone", code)
 	}
-	d.out.say("exit code 8: it failed and was undone. The guest never stopped, and everything is as before:")
-	if err := d.show(ctx, "host-b", "instance", "list"); err != nil {
+	d.out.good("exit code 8: it failed and was undone; the guest never stopped")
+	if err := d.look(ctx, "host-b", "instance", "list"); err != nil {
 		return err
 	}
 	if err := d.allocations(ctx, "host-b", ""); err != nil {
 		return err
 	}
-	if err := d.show(ctx, "host-a", "claim", "list"); err != nil {
+	if err := d.look(ctx, "host-a", "claim", "list"); err != nil {
 		return err
 	}
 	if err := d.nothingLeft(ctx); err != nil {

@@ -68,7 +68,7 @@ func (d *demo) pinned(ctx context.Context) error {
 	if err := d.show(ctx, "host-a", "instance", "create", "gunner", "--flavor", "pinned", "--xml", "/var/lib/libvirt/gunner.xml", "--start"); err != nil {
 		return err
 	}
-	if err := d.show(ctx, "host-a", "claim", "explain", "gunner"); err != nil {
+	if err := d.look(ctx, "host-a", "claim", "explain", "gunner"); err != nil {
 		return err
 	}
 	waiting, cancel := context.WithTimeout(ctx, time.Minute)
@@ -85,7 +85,7 @@ func (d *demo) pinned(ctx context.Context) error {
 	if err := d.pinIs(ctx, b, "1"); err != nil {
 		return err
 	}
-	d.out.good("pinned anew, from host-b's claim")
+	d.out.good("pinned to CPU 0 before and to CPU 1 now, from host-b's claim")
 	return d.byHand(ctx, a, b)
 }
 
@@ -111,19 +111,22 @@ func (d *demo) byHand(ctx context.Context, a, b *lab.Host) error {
 	if _, err := b.Virsh(ctx, migrate...); err != nil {
 		return fmt.Errorf("virsh migrate by hand: %w", err)
 	}
-	d.out.printf("\n")
 	if err := d.pinIs(ctx, a, "0"); err != nil {
 		return err
 	}
 	if err := d.settled(ctx, a, "gunner"); err != nil {
 		return err
 	}
-	if err := d.show(ctx, "host-a", "claim", "list"); err != nil {
+	if err := d.look(ctx, "host-a", "claim", "list"); err != nil {
 		return err
 	}
 	d.out.good("claimed on arrival and pinned anew from that claim; the token and the allocation followed")
 	d.out.say("after all this, what do Placement, the ledgers and libvirt say of both hosts?")
-	return d.show(ctx, "host-a", "audit", "--all")
+	if err := d.show(ctx, "host-a", "audit", "--all"); err != nil {
+		return err
+	}
+	d.out.good("they agree")
+	return nil
 }
 
 // pinIs shows where gunner's vCPU is pinned, and that it is the CPU wanted.
@@ -132,8 +135,10 @@ func (d *demo) pinIs(ctx context.Context, h *lab.Host, want string) error {
 	if err != nil {
 		return err
 	}
-	d.out.commandOf(h.Name, "virsh", "vcpupin gunner --live")
-	d.out.block(text)
+	if d.out.verbose {
+		d.out.commandOf(h.Name, "virsh", "vcpupin gunner --live")
+		d.out.block(text)
+	}
 	fields := strings.Fields(text)
 	if got := fields[len(fields)-1]; got != want {
 		return fmt.Errorf("gunner is pinned to CPU %s on %s, want %s", got, h.Name, want)

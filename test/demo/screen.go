@@ -13,19 +13,20 @@ import (
 
 // screen prints acts, remarks and what commands say. Colour only on a terminal.
 type screen struct {
-	mu    sync.Mutex // guards w, so that lines of two writers do not mix
-	w     io.Writer
-	color bool
-	acts  int
-	wide  int // columns of the terminal; 0 where it is none
+	verbose bool       // what commands print is shown too, and every remark
+	mu      sync.Mutex // guards w, so that lines of two writers do not mix
+	w       io.Writer
+	color   bool
+	acts    int
+	wide    int // columns of the terminal; 0 where it is none
 }
 
-func newScreen(f *os.File) *screen {
+func newScreen(f *os.File, verbose bool) *screen {
 	wide, _, err := term.GetSize(int(f.Fd()))
 	if err != nil {
 		wide = 0
 	}
-	return &screen{w: f, color: term.IsTerminal(int(f.Fd())) && os.Getenv("NO_COLOR") == "", wide: wide}
+	return &screen{verbose: verbose, w: f, color: term.IsTerminal(int(f.Fd())) && os.Getenv("NO_COLOR") == "", wide: wide}
 }
 
 func (s *screen) style(code, text string) string {
@@ -54,19 +55,33 @@ func (s *screen) say(format string, args ...any) {
 	s.printf("   %s\n", fmt.Sprintf(format, args...))
 }
 
+// detail says what the short form leaves out.
+func (s *screen) detail(format string, args ...any) {
+	if s.verbose {
+		s.say(format, args...)
+	}
+}
+
 func (s *screen) good(format string, args ...any) {
-	s.printf("   %s\n", s.style("32", fmt.Sprintf(format, args...)))
+	s.printf("   %s %s\n", s.style("32", "✓"), fmt.Sprintf(format, args...))
 }
 
 func (s *screen) command(host, line string) { s.commandOf(host, "berth", line) }
 
 func (s *screen) commandOf(host, program, line string) {
-	s.printf("\n   %s\n", s.style("1", host+"# "+program+" "+line))
+	gap := ""
+	if s.verbose {
+		gap = "\n"
+	}
+	s.printf("%s   %s\n", gap, s.style("1", host+"# "+program+" "+line))
 }
 
 func (s *screen) block(text string) {
 	for line := range strings.Lines(strings.TrimRight(text, "\n") + "\n") {
-		s.printf("     %s", line)
+		if line != "\n" {
+			line = under + line
+		}
+		s.printf("%s", line)
 	}
 }
 
