@@ -269,6 +269,23 @@ var changes = map[string]struct {
 	},
 }
 
+func TestChange_Resized_LivesOnceItWasStarted(t *testing.T) {
+	t.Parallel()
+	b := newChange(t, floats2, driver.Running, migration.Change{Flavor: &pinned3})
+	b.look()
+	verbs := b.verbs()
+	start := slices.IndexFunc(verbs, func(v verb) bool { return v.name == "start" })
+	for i, v := range verbs[:start+1] {
+		if b.a.Lives(b.uuid) {
+			t.Errorf("before %s its user may start it", v.name)
+		}
+		b.must(v.name, v.do())
+		if i == start && !b.a.Lives(b.uuid) {
+			t.Error("it was started, and its user may not")
+		}
+	}
+}
+
 func TestChange_InPlace(t *testing.T) {
 	for name, tt := range changes {
 		for _, power := range []driver.State{driver.Running, driver.Paused, driver.ShutOff} {

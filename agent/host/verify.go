@@ -3,6 +3,9 @@ package host
 import (
 	"strings"
 
+	"berth/agent/host/attempts"
+	"berth/agent/host/change"
+	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/internal/fault"
 )
@@ -13,6 +16,7 @@ import (
 //	here                                            lives  the guest may be
 //	token, its claim came by the move, its context  yes    started, stopped, paused; nothing else
 //	the same, and it is being taken back            no     nothing
+//	it stayed, and was not started since            no     nothing
 //	token gone by the move, a claim held for it     no     nothing: what it had before is kept
 type unconfirmed struct {
 	context claims.MigrationContext
@@ -44,16 +48,19 @@ func (h *Host) waitsFor(uuid string) (unconfirmed, bool) {
 	}
 	from := *own.BoundFrom
 	x, ok := h.tracker.Context(from.Migration)
+	started := true
 	if other != nil {
 		// It stayed here, and what it had before is held with the context.
 		if other.Owner != from || other.Context == nil {
 			return unconfirmed{}, false
 		}
 		x, ok = *other.Context, true
+		rec, _, err := memory.Recall[change.Record](h.memory, attempts.RefOf(from), change.Memory)
+		started = err == nil && rec.Started // before, its definition may be the one without the change
 	} else if x.Destination != h.o.Name {
 		return unconfirmed{}, false // it has come back, and its source's context is not dropped yet
 	}
-	return unconfirmed{context: x, lives: ok && !h.takenBack(from)}, ok
+	return unconfirmed{context: x, lives: ok && started && !h.takenBack(from)}, ok
 }
 
 // takenBack reports whether a guest that came by this attempt was powered off for a
