@@ -17,6 +17,7 @@ import (
 	"berth/agent/answers"
 	"berth/agent/api"
 	"berth/agent/auditor"
+	"berth/agent/death"
 	"berth/agent/doctor"
 	"berth/agent/guard"
 	"berth/agent/host"
@@ -107,7 +108,7 @@ type Agent struct {
 	guardian    *guardian
 	keeper      *keeper
 	lost        *unevacuated
-	deaths      *deaths
+	deaths      *death.Proofs
 	leaseKeeper *lease.Keeper
 	drainer     *drain.Drainer
 	shutdowns   *shutdowns
@@ -269,7 +270,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 	a.streams = newStreams(a)
 	a.guardian, a.recovered, a.recognised = newGuardian(a), make(chan struct{}), make(chan struct{})
 	a.keeper, a.lost = newKeeper(a), &unevacuated{a: a, memory: a.db}
-	a.deaths, a.leaseKeeper = newDeaths(a), lease.New(leased(a))
+	a.deaths, a.leaseKeeper = death.New(provenDead(a)), lease.New(leased(a))
 	a.host = host.New(host.Options{
 		Name: a.name, ProviderUUID: a.uuid, Tracker: a.tracker, Driver: a.driver, Runtime: a.rt, Logger: a.log, Mode: mode,
 		Placement: a.allocations(), ProjectID: c.Placement.ProjectID, UserID: c.Placement.UserID, Moving: a.moving,

@@ -115,7 +115,7 @@ func (s drainService) Begin(ctx context.Context, r api.DrainRequest, by string) 
 	if ask.Kind == drain.KindEvacuate {
 		// Without the records nothing is known of a dead host's guests, and without a proof none
 		// is taken; both are said before anything is written.
-		if _, _, err := s.a.prove(ctx, ask.Host, by); err != nil {
+		if _, _, err := s.a.deaths.Prove(ctx, ask.Host, by); err != nil {
 			return api.Drain{}, fault.Wrap(err, "evacuate host %s", ask.Host)
 		}
 	}

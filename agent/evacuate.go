@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"berth/agent/api"
+	"berth/agent/death"
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/conductor"
@@ -11,8 +12,8 @@ import (
 )
 
 // lostGuests are the fleet's records as the conductor of an evacuation asks them.
-func (a *Agent) lostGuests() evacuations {
-	return evacuations{records: a.fleetRecords, prove: a.prove, ready: func(source string) error { return a.keeper.ready(source) }, provider: a.allocations().hostProvider, elsewhere: a.notElsewhere, self: a.name}
+func (a *Agent) lostGuests() death.Evacuations {
+	return death.Evacuations{Records: a.fleetRecords, Prove: a.deaths.Prove, Ready: func(source string) error { return a.keeper.ready(source) }, Provider: a.placement.HostProvider, Elsewhere: a.notElsewhere, Self: a.name}
 }
 
 // startEvacuation has this host conduct the evacuation of a guest whose host is dead, by the

@@ -8,8 +8,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"berth/agent/auditor"
+	"berth/agent/death"
 	"berth/fleet"
 	"berth/internal/fault"
+	"berth/internal/runtime/runtimetest"
 	"berth/migration"
 )
 
@@ -63,18 +65,24 @@ func TestNotElsewhere_HostsThatFailTogether(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newFleetBench(t, "host-b")
 			a, later := b.up["host-b"], time.Duration(0)
-			records := fleet.New(b.store.Client("host-b"), &laterBoot{since: &later})
-			a.deaths.records = func() (*fleet.Records, error) { return records, nil }
+			records := fleet.New(b.store.Client("host-b"), &runtimetest.Later{Since: &later})
+			o := provenDead(a)
+			o.Records = func() (*fleet.Records, error) { return records, nil }
+			a.deaths = death.New(o)
 			b.must(records.PutHost(t.Context(), fleet.Host{Name: "host-c", ProviderUUID: "p-c", HostUUID: "h-c", Boot: "boot-1", SelfFence: tt.selfFence, Lease: 30}))
 			ask := func() error { return a.notElsewhere(t.Context(), records, "u", "host-a", 1) }
-			if err := ask(); !errors.Is(err, fault.Unavailable) || !cmp.Equal(codes(err), []string{migration.ReasonHostSilent}) {
+			if err := ask(); !errors.Is(err, fault.Unavailable) || !fault.HasReason(err, migration.ReasonHostSilent) || len(fault.ReasonsOf(err)) != 1 {
 				t.Errorf("before its lease is over for long: %v", err)
 			}
 			for later < 30*time.Second {
 				later += 10 * time.Second
 				b.must(records.WatchLapsed(t.Context()))
 			}
-			if diff := cmp.Diff(tt.want, codes(ask())); diff != "" {
+			var got []string
+			for _, r := range fault.ReasonsOf(ask()) {
+				got = append(got, r.Code)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Error(diff)
 			}
 		})

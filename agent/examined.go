@@ -21,7 +21,7 @@ func examined(a *Agent) doctor.Options {
 			}
 			return r, nil
 		},
-		FenceHooks: func() ([]string, error) { return a.deaths.fenceHooks() },
+		FenceHooks: func() ([]string, error) { return a.deaths.FenceHooks() },
 		Told:       func() []api.Condition { return a.leaseKeeper.Conditions() },
 		Lock:       a.shutdowns.lock,
 		Estimate: func(ctx context.Context) (time.Duration, int, error) {

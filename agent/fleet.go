@@ -183,15 +183,9 @@ func (k *keeper) forHost() host.FleetRecords {
 // fleetRecords are the fleet's records, or why there are none.
 func (a *Agent) fleetRecords() (*fleet.Records, error) {
 	if a.keeper == nil || a.keeper.records == nil {
-		return nil, noFleetStore()
+		return nil, fleet.ErrNoStore()
 	}
 	return a.keeper.records, nil
-}
-
-func noFleetStore() error {
-	return fault.Refuse(fault.Forbidden, "ask the fleet's records", fault.Reason{
-		Code: fleet.NoStore, Message: "no store is configured in which hosts keep records of their guests", Change: "set [fleet] etcd on all hosts, or use the embedded Placement",
-	})
 }
 
 // run works until ctx ends. In mode observe nothing is written, so nothing is kept.

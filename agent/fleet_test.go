@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
 
+	"berth/agent/death"
 	"berth/agent/guard"
 	"berth/agent/host"
 	"berth/claims"
@@ -219,7 +220,7 @@ func (b *fleetBench) evacuate(id string) {
 	ctx, records := b.Context(), fleet.New(b.store.Client("test"), b.rt)
 	_, err := records.DeclareDead(ctx, fleet.Death{Host: "host-a", Proof: fleet.ProofOperator, By: "operator:o", Because: "it looked so"})
 	b.must(err)
-	e := evacuations{records: func() (*fleet.Records, error) { return records, nil }, self: "host-b", prove: func(ctx context.Context, host, _ string) (fleet.Death, uint64, error) { return records.Dead(ctx, host) }}
+	e := death.Evacuations{Records: func() (*fleet.Records, error) { return records, nil }, Self: "host-b", Prove: func(ctx context.Context, host, _ string) (fleet.Death, uint64, error) { return records.Dead(ctx, host) }}
 	g, err := e.Lost(ctx, id)
 	b.must(err)
 	had, err := b.place.Allocations(ctx, id)
@@ -797,7 +798,7 @@ func TestFleet_PassesOverRecordsThatCannotBeRead(t *testing.T) {
 		t.Errorf("a host is forgotten whose guests are not known: %v", err)
 	}
 	records := fleet.New(b.store.Client("test"), b.rt)
-	e := evacuations{records: func() (*fleet.Records, error) { return records, nil }, self: "host-b"}
+	e := death.Evacuations{Records: func() (*fleet.Records, error) { return records, nil }, Self: "host-b"}
 	if cleaned, err := e.Cleaned(t.Context(), migration.Ref{Migration: returning, Instance: gone, Attempt: 1}, "host-a"); cleaned || err != nil {
 		t.Errorf("cleaned before it came back: %t, %v", cleaned, err)
 	}

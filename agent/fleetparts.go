@@ -7,6 +7,7 @@ import (
 
 	"berth/agent/answers"
 	"berth/agent/counted"
+	"berth/agent/death"
 	"berth/agent/host"
 	"berth/agent/inventory"
 	"berth/claims"
@@ -105,15 +106,15 @@ func (k Keeper) Unproven() bool {
 
 // Evacuations are the records as a conductor asks them. A death that is not written is none.
 func (k Keeper) Evacuations() conductor.Fleet {
-	return evacuations{
-		records: func() (*fleet.Records, error) { return k.k.records, nil },
-		prove: func(ctx context.Context, host, _ string) (fleet.Death, uint64, error) {
+	return death.Evacuations{
+		Records: func() (*fleet.Records, error) { return k.k.records, nil },
+		Prove: func(ctx context.Context, host, _ string) (fleet.Death, uint64, error) {
 			d, revision, err := k.k.records.Dead(ctx, host)
 			if errors.Is(err, fault.NotFound) {
-				err = fault.Refuse(fault.Forbidden, "", notDead(host))
+				err = fault.Refuse(fault.Forbidden, "", fleet.NotDead(host))
 			}
 			return d, revision, err
 		},
-		ready: k.k.ready, provider: k.k.a.allocations().hostProvider, self: k.k.a.name,
+		Ready: k.k.ready, Provider: k.k.a.allocations().client.HostProvider, Self: k.k.a.name,
 	}
 }

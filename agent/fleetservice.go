@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"berth/agent/api"
+	"berth/agent/death"
 	"berth/fleet"
 	"berth/internal/fault"
 )
@@ -37,7 +38,7 @@ func (s fleetService) hosts(ctx context.Context) (api.FleetHosts, error) {
 	}
 	hosts, err := records.Hosts(ctx)
 	if err = passed(err); err != nil {
-		return api.FleetHosts{}, storeThere(err)
+		return api.FleetHosts{}, fleet.StoreThere(err)
 	}
 	deaths, err := records.Deaths(ctx)
 	if err = passed(err); err != nil {
@@ -130,7 +131,7 @@ func (s fleetService) Instance(ctx context.Context, ref string) (fleet.Instance,
 		return fleet.Instance{}, fault.Wrap(err, "%s", doing)
 	}
 	if in, _, err := records.Instance(ctx, strings.ToLower(ref)); !errors.Is(err, fault.NotFound) && !errors.Is(err, fault.Invalid) || fault.HasReason(err, fleet.NoStore) {
-		return in, fault.Wrap(storeThere(err), "%s", doing)
+		return in, fault.Wrap(fleet.StoreThere(err), "%s", doing)
 	}
 	all, unread := records.Instances(ctx, "")
 	if _, err := fleet.Unreadable(unread); err != nil {
@@ -152,7 +153,7 @@ func (s fleetService) Instance(ctx context.Context, ref string) (fleet.Instance,
 		}
 		if where := placedOn(ctx, s.a.placement, ref); where != "" {
 			r.Message += ", so that nobody knows its definition; Placement counts it on " + where
-			r.Have, r.Change = where, unrecordedAdvice
+			r.Have, r.Change = where, death.UnrecordedAdvice
 		}
 		return fleet.Instance{}, fault.Refuse(fault.NotFound, doing, r)
 	case 1:
@@ -186,9 +187,9 @@ func (s fleetService) forget(ctx context.Context, host string, abandon bool, by 
 	}
 	death, _, err := records.Dead(ctx, host)
 	if errors.Is(err, fault.NotFound) && !fault.HasReason(err, fleet.NoStore) {
-		return out, fault.Refuse(fault.Forbidden, "", notDead(host))
+		return out, fault.Refuse(fault.Forbidden, "", fleet.NotDead(host))
 	} else if err != nil {
-		return out, storeThere(err)
+		return out, fleet.StoreThere(err)
 	}
 	guests, err := records.Instances(ctx, host)
 	if err != nil {
@@ -215,7 +216,7 @@ func (s fleetService) forget(ctx context.Context, host string, abandon bool, by 
 	}
 	h, err := records.Host(ctx, host)
 	if errors.Is(err, fault.NotFound) {
-		h.ProviderUUID, err = a.allocations().hostProvider(ctx, host)
+		h.ProviderUUID, err = a.placement.HostProvider(ctx, host)
 	}
 	if err != nil {
 		return out, err

@@ -12,6 +12,7 @@ import (
 
 	"berth/agent/answers"
 	"berth/agent/api"
+	"berth/agent/death"
 	"berth/fleet"
 	"berth/internal/fault"
 	"berth/internal/runtime"
@@ -23,7 +24,7 @@ import (
 // a while, and for instances only of a dead or silent host.
 type unevacuated struct {
 	a      *Agent
-	memory fencings
+	memory death.Notes
 
 	// The fields up to the blank line are the task's own.
 	names []string             // of the other hosts on record

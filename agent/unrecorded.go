@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"berth/agent/api"
+	"berth/agent/death"
 	"berth/claims"
 	"berth/fleet"
 	"berth/internal/fault"
@@ -152,9 +153,6 @@ func ledgersBut(a *Agent, but string) func(context.Context) []api.Knowledge {
 	}
 }
 
-// unrecordedAdvice is what an operator can do for one.
-const unrecordedAdvice = "define it by hand where its disks are, then berth instance adopt NAME there"
-
 // presentUnrecorded are those of a dead host as an evacuation lists them: they stay, with the reason.
 // Where Placement does not answer one entry says so.
 func presentUnrecorded(dead string, list []unrecorded, err error) []drain.Present {
@@ -167,7 +165,7 @@ func presentUnrecorded(dead string, list []unrecorded, err error) []drain.Presen
 	var out []drain.Present
 	for _, u := range list {
 		out = append(out, drain.Present{Instance: u.instance, Name: u.instance, Power: "unknown", Blocked: []fault.Reason{{
-			Code: "no_record", Message: "the fleet has no record of it, so that nobody knows its definition; " + u.why, Have: dead, Change: unrecordedAdvice,
+			Code: "no_record", Message: "the fleet has no record of it, so that nobody knows its definition; " + u.why, Have: dead, Change: death.UnrecordedAdvice,
 		}}})
 	}
 	return out

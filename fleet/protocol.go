@@ -60,7 +60,7 @@ func key(prefix string, names ...string) (string, error) {
 // read gets a record into v. revision is 0 where there is none, and v untouched.
 func (r *Records) read(ctx context.Context, key string, v any) (revision uint64, err error) {
 	rec, err := r.store.Get(ctx, key)
-	if errors.Is(err, fault.NotFound) && !noStore(err) {
+	if errors.Is(err, fault.NotFound) && !fault.HasReason(err, NoStore) {
 		return 0, nil
 	}
 	if err != nil {
@@ -82,16 +82,6 @@ func readOwn[T any](ctx context.Context, r *Records, key string, v *T) (revision
 // NoStore is the reason's code of a server that keeps no records: Placement answers there, and
 // it is not Berth's.
 const NoStore = "no_fleet_store"
-
-// noStore tells a store that is not there from a record that is not.
-func noStore(err error) bool {
-	for _, reason := range fault.ReasonsOf(err) {
-		if reason.Code == NoStore {
-			return true
-		}
-	}
-	return false
-}
 
 func decode(rec Record, v any) error {
 	if err := json.Unmarshal(rec.Value, v); err != nil {

@@ -2,6 +2,7 @@ package placementclient
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"net/http"
 	"net/url"
@@ -86,6 +87,15 @@ func (c *Client) ProviderByName(ctx context.Context, name string) (ResourceProvi
 		return ResourceProvider{}, fault.New(fault.NotFound, "no resource provider is named %q", name)
 	}
 	return found[0], nil
+}
+
+// HostProvider returns the uuid of the root provider that has a host's name; empty where there is none.
+func (c *Client) HostProvider(ctx context.Context, host string) (string, error) {
+	rp, err := c.ProviderByName(ctx, host)
+	if errors.Is(err, fault.NotFound) || err == nil && rp.ParentProviderUUID != "" {
+		return "", nil
+	}
+	return rp.UUID, err
 }
 
 // Provider reads one provider; fault.NotFound when there is none.

@@ -30,6 +30,16 @@ type Condition struct {
 	Since   time.Time      `json:"since"` // of this health
 }
 
+// OK is the condition of a part that is well.
+func OK(name, detail string) Condition {
+	return Condition{Name: name, Health: HealthOK, Detail: detail}
+}
+
+// Degraded is the condition of a part that needs somebody, with the reasons.
+func Degraded(name, detail string, reasons ...fault.Reason) Condition {
+	return Condition{Name: name, Health: HealthDegraded, Detail: detail, Reasons: reasons}
+}
+
 // Status is one screen: is all well, and if not what, since when, what to do.
 type Status struct {
 	Name         string      `json:"name"` // the provider's name

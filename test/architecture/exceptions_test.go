@@ -3,7 +3,7 @@ package architecture
 // exceptions are the parts that are larger than their limit, how large each may be, and why. A figure
 // only ever goes down.
 var exceptions = map[string]exception{
-	"files agent":                                   {74, "the fleet's records, hardware, doctor, health and drain are still in it; each becomes a package"},
+	"files agent":                                   {72, "the fleet's records, hardware, doctor, health and drain are still in it; each becomes a package"},
 	"files agent/api":                               {42, "the client and the server share it"},
 	"files agent/host":                              {85, "arrival, departure, recovery and external migrations are still one type; each becomes a package"},
 	"files claims":                                  {33, "one lock and one ledger; what it remembers of moves comes apart next"},
@@ -25,7 +25,7 @@ var exceptions = map[string]exception{
 	"interface agent/reporter.Placement":            {20, "the calls of Placement's API that a report needs"},
 	"interface driver.Driver":                       {17, "the contract of all drivers"},
 	"interface driver/libvirt.Conn":                 {54, "libvirt's calls, which two bindings implement"},
-	"lines agent":                                   {14232, "the fleet's records, hardware, doctor, health and drain are still in it; each becomes a package"},
+	"lines agent":                                   {13604, "the fleet's records, hardware, doctor, health and drain are still in it; each becomes a package"},
 	"lines agent/host":                              {18800, "arrival, departure, recovery and external migrations are still one type; each becomes a package"},
 	"lines claims":                                  {6200, "one lock and one ledger; what it remembers of moves comes apart next"},
 	"lines cmd/berth":                               {9700, "the command line: groups of commands become types, printing comes apart from asking"},

@@ -99,6 +99,7 @@ var table = map[string]rule{
 	"agent/reporter/reportertest":    {own: []string{"agent/inventory", "agent/reporter", "claims/pci", "placementclient", "topology", "internal/..."}, third: []string{"github.com/google/uuid", "github.com/google/go-cmp"}, why: "what a reporter must do to every Placement, ours and OpenStack's"},
 	"agent/inventory/providerconfig": {own: []string{"agent/inventory", "placementclient"}, third: []string{"go.yaml.in/yaml"}, why: "pure: a file's bytes in, what it adds to providers out"},
 	"agent/bundle":                   {why: "pure: documents and texts in, an archive without secrets out"},
+	"agent/death":                    {own: []string{"agent/host/hooks", "fleet", "migration", "migration/conductor", "internal/..."}, why: "what proves that a host is dead; ends no instance and starts none"},
 	"agent/doctor":                   {own: []string{"agent/api", "agent/host/hooks", "driver", "fleet", "placementclient", "systemd", "topology", "internal/..."}, third: []string{"golang.org/x/sys"}, why: "looks at a host and says what helps; changes nothing"},
 	"agent/drawing":                  {own: []string{"topology", "internal/visible"}, why: "pure: a host and its claims in, a picture out"},
 	"agent/lease":                    {own: []string{"agent/api", "agent/witness", "fleet", "internal/..."}, why: "a lease and a watchdog; ends no instance and starts none"},

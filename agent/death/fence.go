@@ -1,4 +1,4 @@
-package agent
+package death
 
 import (
 	"context"
@@ -21,7 +21,7 @@ import (
 // written; before that nothing is, so that a hook which fails or is cut off proves nothing. Only
 // success counts: on_failure = "warn" is no proof, and no hooks are none. A hook that was killed
 // and may live on stays on record, and the host is not fenced anew before it has ended.
-func (d *deaths) Fence(ctx context.Context, host, by string) (fleet.Death, error) {
+func (d *Proofs) Fence(ctx context.Context, host, by string) (fleet.Death, error) {
 	doing := "fence host " + host
 	records, h, err := d.dying(ctx, doing, host, false)
 	if err != nil {
@@ -34,7 +34,7 @@ func (d *deaths) Fence(ctx context.Context, host, by string) (fleet.Death, error
 		return fleet.Death{}, err
 	}
 	defer d.end(host)
-	d.log.Warn("fencing a host", "host", host, "by", by, "boot", h.Boot)
+	d.o.Logger.Warn("fencing a host", "host", host, "by", by, "boot", h.Boot)
 	because, err := d.switchOff(ctx, doing, h, standingOf(ctx, records, host), by)
 	if err != nil {
 		return fleet.Death{}, err
@@ -43,12 +43,12 @@ func (d *deaths) Fence(ctx context.Context, host, by string) (fleet.Death, error
 	if err != nil {
 		return fleet.Death{}, fault.Wrap(err, "%s: its hooks succeeded, and the death is not known to be on record; ask again", doing)
 	}
-	d.log.Warn("a host was fenced: its guests can be evacuated", "host", host, "by", by, "boot", death.Boot)
+	d.o.Logger.Warn("a host was fenced: its guests can be evacuated", "host", host, "by", by, "boot", death.Boot)
 	return death, nil
 }
 
 // begin has one fencing of a host at a time.
-func (d *deaths) begin(doing, host, by string) error {
+func (d *Proofs) begin(doing, host, by string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if who, going := d.fencing[host]; going {
@@ -63,19 +63,19 @@ func (d *deaths) begin(doing, host, by string) error {
 	return nil
 }
 
-func (d *deaths) end(host string) {
+func (d *Proofs) end(host string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.fencing, host)
 }
 
 // switchOff runs the hooks, and gives what they said in words.
-func (d *deaths) switchOff(ctx context.Context, doing string, h fleet.Host, lease, by string) (string, error) {
+func (d *Proofs) switchOff(ctx context.Context, doing string, h fleet.Host, lease, by string) (string, error) {
 	if err := d.endLeft(ctx, h.Name); err != nil {
 		return "", fault.Wrap(err, "%s", doing)
 	}
 	// Whatever the setting: a hook that failed has not switched it off.
-	runner, set := *d.hooks, d.hooks.Setting
+	runner, set := *d.o.Hooks, d.o.Hooks.Setting
 	runner.Setting = func(hook string) hooks.Setting {
 		var s hooks.Setting
 		if set != nil {
@@ -92,18 +92,18 @@ func (d *deaths) switchOff(ctx context.Context, doing string, h fleet.Host, leas
 		}},
 	}, func(ctx context.Context, p hooks.Process, _ map[string]json.RawMessage) error {
 		ran = append(ran, p.Hook)
-		raw, err := json.Marshal(running{Process: p, By: by, At: d.rt.Now()})
+		raw, err := json.Marshal(running{Process: p, By: by, At: d.o.Runtime.Now()})
 		if err != nil {
 			return err
 		}
-		return d.memory.Put(ctx, store.BucketAgent, keyFencing(h.Name), raw)
+		return d.o.Notes.Put(ctx, store.BucketAgent, keyFencing(h.Name), raw)
 	})
 	if len(ran) > 0 && !errors.Is(err, hooks.ErrNotEnded) {
-		last, cancel := d.rt.WithTimeout(context.WithoutCancel(ctx), answerPatience)
+		last, cancel := d.o.Runtime.WithTimeout(context.WithoutCancel(ctx), AnswerTimeout)
 		defer cancel()
-		if err := d.memory.Delete(last, store.BucketAgent, keyFencing(h.Name)); err != nil {
+		if err := d.o.Notes.Delete(last, store.BucketAgent, keyFencing(h.Name)); err != nil {
 			// Its process is over: whoever reads the record later finds nobody to end.
-			d.log.Warn("the record of a fencing hook that is over could not be removed", "host", h.Name, "error", err)
+			d.o.Logger.Warn("the record of a fencing hook that is over could not be removed", "host", h.Name, "error", err)
 		}
 	}
 	if err != nil {
@@ -111,12 +111,12 @@ func (d *deaths) switchOff(ctx context.Context, doing string, h fleet.Host, leas
 	}
 	if len(ran) == 0 {
 		return "", fault.Refuse(fault.Forbidden, doing, fault.Reason{
-			Code: "no_fence_hook", Message: "host " + d.host + " has no fencing hook",
-			Change: "put one that switches the host named on its standard input off into " + filepath.Join(d.hooks.Dir, hooks.Fence) +
+			Code: "no_fence_hook", Message: "host " + d.o.Host + " has no fencing hook",
+			Change: "put one that switches the host named on its standard input off into " + filepath.Join(d.o.Hooks.Dir, hooks.Fence) +
 				", ask a host that has one (-c HOST), or give your word: berth host declare-dead " + h.Name + " --reason \"how you know\"",
 		})
 	}
-	if d.answers(ctx, h.Name) == nil {
+	if d.o.Answers(ctx, h.Name) == nil {
 		return "", fault.Refuse(fault.Forbidden, doing, hostAnswers(h.Name, "its hooks ("+strings.Join(ran, ", ")+") have said that it is off, which is not so: mend them, or wait until it has gone down"))
 	}
 	return said(ran, data), nil
@@ -139,19 +139,19 @@ const longestBecause = 4096
 
 // write puts a death on record whose proof was had a moment ago, and asks again for a while where
 // the store does not answer, also when whoever asked has gone.
-func (d *deaths) write(ctx context.Context, declare func(context.Context, fleet.Death) (fleet.Death, error), death fleet.Death) (fleet.Death, error) {
-	ctx, cancel := d.rt.WithTimeout(context.WithoutCancel(ctx), lastRecord)
+func (d *Proofs) write(ctx context.Context, declare func(context.Context, fleet.Death) (fleet.Death, error), death fleet.Death) (fleet.Death, error) {
+	ctx, cancel := d.o.Runtime.WithTimeout(context.WithoutCancel(ctx), lastRecord)
 	defer cancel()
 	for {
 		out, err := declare(ctx, death)
 		if err == nil || !errors.Is(err, fault.Unavailable) && !errors.Is(err, fault.InDoubt) && !errors.Is(err, fault.Busy) {
 			return out, err
 		}
-		if d.rt.Sleep(ctx, time.Second) != nil {
+		if d.o.Runtime.Sleep(ctx, time.Second) != nil {
 			return fleet.Death{}, err
 		}
 	}
 }
 
-// fenceHooks names the hooks that this host would fence others with.
-func (d *deaths) fenceHooks() ([]string, error) { return d.hooks.Names(hooks.Fence) }
+// FenceHooks names the hooks that this host would fence others with.
+func (d *Proofs) FenceHooks() ([]string, error) { return d.o.Hooks.Names(hooks.Fence) }

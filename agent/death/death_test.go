@@ -1,4 +1,4 @@
-package agent
+package death
 
 import (
 	"context"
@@ -32,7 +32,7 @@ var errSilent = fault.Refuse(fault.Unavailable, "ask the agent at host-s", fault
 
 // morgue are the proofs of a host c, whose fleet has a host s that does not answer.
 type morgue struct {
-	*deaths
+	*Proofs
 	t     *testing.T
 	dir   string // of hooks
 	notes *storetest.Memory
@@ -49,16 +49,16 @@ func newMorgue(t *testing.T, rt runtime.Runtime, selfFence bool) *morgue {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)
-	m.deaths = &deaths{
-		host: "host-c", records: func() (*fleet.Records, error) { return m.fleet, nil }, memory: m.notes, rt: rt, log: log,
-		hooks:   &hooks.Runner{Dir: filepath.Join(m.dir, "hooks"), Runtime: rt, Logger: log},
-		answers: func(context.Context, string) error { return errSilent },
-		known: func(context.Context, string) (string, error) {
+	m.Proofs = New(Options{
+		Host: "host-c", Records: func() (*fleet.Records, error) { return m.fleet, nil }, Notes: m.notes, Runtime: rt, Logger: log,
+		Hooks:   &hooks.Runner{Dir: filepath.Join(m.dir, "hooks"), Runtime: rt, Logger: log},
+		Answers: func(context.Context, string) error { return errSilent },
+		Known: func(context.Context, string) (string, error) {
 			by, _ := m.knows.(string)
 			err, _ := m.knows.(error)
 			return by, err
 		},
-	}
+	})
 	return m
 }
 
@@ -143,19 +143,19 @@ func TestFence_WhatIsNoProofLeavesNothing(t *testing.T) {
 		{"the second of two fails", func(m *morgue) { m.hook("10-a", ""); m.hook("20-b", "exit 1") }, lostHost, fault.Internal, "hook_failed"},
 		{"a failure that a setting lets pass", func(m *morgue) {
 			m.hook("10-a", "exit 1")
-			m.hooks.Setting = func(string) hooks.Setting { return hooks.Setting{OnFailure: hooks.Warn} }
+			m.o.Hooks.Setting = func(string) hooks.Setting { return hooks.Setting{OnFailure: hooks.Warn} }
 		}, lostHost, fault.Internal, "hook_failed"},
 		{"a hook that takes too long", func(m *morgue) {
 			m.hook("10-a", "sleep 60")
-			m.hooks.Setting = func(string) hooks.Setting { return hooks.Setting{Timeout: 50 * time.Millisecond} }
+			m.o.Hooks.Setting = func(string) hooks.Setting { return hooks.Setting{Timeout: 50 * time.Millisecond} }
 		}, lostHost, fault.Internal, "hook_failed"},
 		{"a hook that is not true", func(m *morgue) {
 			m.hook("10-a", "")
-			m.answers = func(context.Context, string) error { return nil }
+			m.o.Answers = func(context.Context, string) error { return nil }
 		}, lostHost, fault.Forbidden, "host_answers"},
 		{"a host that was started again meanwhile", func(m *morgue) {
 			m.hook("10-a", "")
-			m.answers = func(ctx context.Context, host string) error {
+			m.o.Answers = func(ctx context.Context, host string) error {
 				_, err := m.fleet.Return(ctx, host, "boot-2")
 				return errors.Join(errSilent, err)
 			}
@@ -182,7 +182,7 @@ func TestFence_WhatIsNoProofLeavesNothing(t *testing.T) {
 func TestFence_AHookThatClingsIsKeptOnRecord(t *testing.T) {
 	m := newMorgue(t, &runtime.System{}, false)
 	manager := systemdtest.New(t)
-	m.hooks.Manager = &manager.Units
+	m.o.Hooks.Manager = &manager.Units
 	m.hook("10-a", "echo ran >>DIR/log; exit 1")
 	manager.Clings(true)
 	for range 2 {
@@ -214,7 +214,7 @@ func TestFence_OneHostOnceAtATime(t *testing.T) {
 		_, err := m.Fence(t.Context(), lostHost, "operator:alice")
 		first <- err
 	}()
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if _, err := os.Stat(filepath.Join(m.dir, "begun")); err == nil {
 			break
 		}
@@ -281,14 +281,14 @@ func TestDeclare_AnOperatorsWord(t *testing.T) {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}
-	if _, err := declare("host-x", "it burned", false); !errors.Is(err, fault.NotFound) || !strings.Contains(advice(err), `berth host declare-dead host-x --reason "how you know" --force`) {
+	if _, err := declare("host-x", "it burned", false); !errors.Is(err, fault.NotFound) || !strings.Contains(fault.RemedyOf(err), `berth host declare-dead host-x --reason "how you know" --force`) {
 		t.Errorf("of a host that nobody knows: %v", err)
 	}
 	m.knows = fault.New(fault.Unavailable, "it is silent")
 	if _, err := declare("host-x", "it burned", false); !slices.Contains(codes(err), "host_unknown") || !strings.Contains(err.Error()+fault.ReasonsOf(err)[0].Message, "it is silent") {
 		t.Errorf("of a host that nobody knows while Placement is silent: %v", err)
 	}
-	m.answers = func(context.Context, string) error { return nil }
+	m.o.Answers = func(context.Context, string) error { return nil }
 	if _, err := declare(lostHost, "it burned", false); !errors.Is(err, fault.Forbidden) || codes(err)[0] != "host_answers" {
 		t.Errorf("while its agent answers: %v", err)
 	}
@@ -335,7 +335,7 @@ func TestDeclare_AHostWithoutARecord(t *testing.T) {
 // has come back before the death was written.
 func TestDeclare_AHostThatBootsMeanwhileIsNotTheOneOfTheWord(t *testing.T) {
 	m := newMorgue(t, &runtime.System{}, false)
-	m.answers = func(ctx context.Context, host string) error {
+	m.o.Answers = func(ctx context.Context, host string) error {
 		if _, err := m.fleet.Return(ctx, host, "boot-2"); err != nil {
 			t.Error(err)
 		}
@@ -363,7 +363,7 @@ func TestDeath_AHostWithoutARecordThatComesBackMeanwhile_Lives(t *testing.T) {
 	} {
 		m := newMorgue(t, &runtime.System{}, false)
 		m.knows = "Placement"
-		m.answers = func(ctx context.Context, host string) error {
+		m.o.Answers = func(ctx context.Context, host string) error {
 			if _, err := m.fleet.Return(ctx, host, "boot-2"); err != nil {
 				t.Error(err)
 			}
@@ -376,14 +376,6 @@ func TestDeath_AHostWithoutARecordThatComesBackMeanwhile_Lives(t *testing.T) {
 	}
 }
 
-// laterBoot is a boot clock that a test moves on.
-type laterBoot struct {
-	runtime.System
-	since *time.Duration
-}
-
-func (b *laterBoot) Boot() runtime.BootTime { return runtime.BootTime{ID: "boot-c", Since: *b.since} }
-
 func TestProve_AnExpiredLeaseIsAProofOnlyOfAHostThatFencesItself(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
@@ -393,7 +385,7 @@ func TestProve_AnExpiredLeaseIsAProofOnlyOfAHostThatFencesItself(t *testing.T) {
 	}{
 		{"it fences itself", true, func(t *testing.T, m *morgue) {
 			later := time.Duration(0)
-			m.fleet = fleet.New(m.store.Client("host-c"), &laterBoot{since: &later})
+			m.fleet = fleet.New(m.store.Client("host-c"), &runtimetest.Later{Since: &later})
 			_, _, err := m.Prove(t.Context(), lostHost, "host:host-c")
 			if diff := cmp.Diff([]string{"not_dead", fleet.ReasonLeaseOverLately, "host_silent", "lease_expired"}, codes(err)); diff != "" || !errors.Is(err, fault.Busy) {
 				t.Errorf("at once it is %v (-want +got):\n%s", err, diff)
@@ -412,10 +404,10 @@ func TestProve_AnExpiredLeaseIsAProofOnlyOfAHostThatFencesItself(t *testing.T) {
 			}
 		}, []string{"not_dead", "lease_stands", "host_silent"}},
 		{"its agent answers", true, func(_ *testing.T, m *morgue) {
-			m.answers = func(context.Context, string) error { return nil }
+			m.o.Answers = func(context.Context, string) error { return nil }
 		}, []string{"host_answers"}},
 		{"the store has no leases", true, func(_ *testing.T, m *morgue) {
-			m.fleet = fleet.New(m.store.Client("host-c").RecordsOnly(), m.rt)
+			m.fleet = fleet.New(m.store.Client("host-c").RecordsOnly(), m.o.Runtime)
 		}, []string{"not_dead", "no_leases", "host_silent"}},
 		{"it was rebooted, and has not armed itself", true, func(t *testing.T, m *morgue) {
 			if _, err := m.fleet.Return(t.Context(), lostHost, "boot-2"); err != nil {
@@ -459,7 +451,7 @@ func TestSilent_WhoHasAnsweredIsNot(t *testing.T) {
 		{fault.Refuse(fault.Forbidden, "status", fault.Reason{Code: "mode_observe"}), false},
 		{fault.Internal, false},
 	} {
-		if got := silent(tt.err); got != tt.want {
+		if got := Silent(tt.err); got != tt.want {
 			t.Errorf("%v: silent %v", tt.err, got)
 		}
 	}

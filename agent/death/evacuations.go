@@ -1,4 +1,4 @@
-package agent
+package death
 
 import (
 	"context"
@@ -12,43 +12,43 @@ import (
 	"berth/migration/conductor"
 )
 
-// evacuations are the fleet's records as the conductor of an evacuation asks them.
-type evacuations struct {
-	records func() (*fleet.Records, error)
-	// prove gives the death of a host with its revision, or fault.Forbidden with what is known.
-	prove func(ctx context.Context, host, by string) (fleet.Death, uint64, error)
-	// ready refuses while the store that answers lost records, which another host may have of an
+// Evacuations are the fleet's records as the conductor of an evacuation asks them.
+type Evacuations struct {
+	Records func() (*fleet.Records, error)
+	// Prove gives the death of a host with its revision, or fault.Forbidden with what is known.
+	Prove func(ctx context.Context, host, by string) (fleet.Death, uint64, error)
+	// Ready refuses while the store that answers lost records, which another host may have of an
 	// instance of source; nil for a store that is believed.
-	ready func(source string) error
-	// provider gives the uuid of a host's provider in Placement, for a host whose record is lost.
-	provider func(ctx context.Context, host string) (string, error)
-	// elsewhere refuses while a living host has an instance of source, or does not say; nil to ask none.
-	elsewhere func(ctx context.Context, records *fleet.Records, instance, source string, epoch uint64) error
-	self      string
+	Ready func(source string) error
+	// Provider gives the uuid of a host's provider in Placement, for a host whose record is lost.
+	Provider func(ctx context.Context, host string) (string, error)
+	// Elsewhere refuses while a living host has an instance of source, or does not say; nil to ask none.
+	Elsewhere func(ctx context.Context, records *fleet.Records, instance, source string, epoch uint64) error
+	Self      string
 }
 
-var _ conductor.Fleet = evacuations{}
+var _ conductor.Fleet = Evacuations{}
 
 // Lost implements migration.Fleet.
-func (e evacuations) Lost(ctx context.Context, instance string) (migration.LostGuest, error) {
+func (e Evacuations) Lost(ctx context.Context, instance string) (migration.LostGuest, error) {
 	g, err := e.lost(ctx, instance)
 	return g, fault.Wrap(err, "read what is known of instance %s, whose host is lost", instance)
 }
 
-func (e evacuations) lost(ctx context.Context, instance string) (migration.LostGuest, error) {
+func (e Evacuations) lost(ctx context.Context, instance string) (migration.LostGuest, error) {
 	none := migration.LostGuest{}
-	records, err := e.records()
+	records, err := e.Records()
 	if err != nil {
 		return none, err
 	}
 	rec, revision, err := records.Instance(ctx, instance)
 	if err != nil {
-		return none, storeThere(err)
+		return none, fleet.StoreThere(err)
 	}
 	if err := e.believed(rec.Host); err != nil {
 		return none, err
 	}
-	death, deathRevision, err := e.prove(ctx, rec.Host, "host:"+e.self)
+	death, deathRevision, err := e.Prove(ctx, rec.Host, "host:"+e.Self)
 	if err != nil {
 		return none, err
 	}
@@ -66,14 +66,14 @@ func (e evacuations) lost(ctx context.Context, instance string) (migration.LostG
 	if len(rec.Guest) == 0 || string(rec.Guest) == "null" {
 		return none, fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "no_description", Message: "its record says that host " + rec.Host + " had it, and not what it is", Have: rec.Host,
-			Change: unrecordedAdvice,
+			Change: UnrecordedAdvice,
 		})
 	}
 	// One that was lost twice, before its second host could write it, is still described as the first
 	// had it; the epoch is the record's.
 	g.Epoch = rec.Epoch
 	h, err := records.Host(ctx, rec.Host)
-	if err = storeThere(err); errors.Is(err, fault.NotFound) {
+	if err = fleet.StoreThere(err); errors.Is(err, fault.NotFound) {
 		h, err = e.unrecordedHost(ctx, rec.Host)
 	}
 	if err != nil {
@@ -99,38 +99,33 @@ func (e evacuations) lost(ctx context.Context, instance string) (migration.LostG
 }
 
 // unrecordedHost gives what is known of a host without a record: which provider is its own.
-func (e evacuations) unrecordedHost(ctx context.Context, host string) (fleet.Host, error) {
-	provider, err := e.provider(ctx, host)
+func (e Evacuations) unrecordedHost(ctx context.Context, host string) (fleet.Host, error) {
+	provider, err := e.Provider(ctx, host)
 	if err == nil && provider == "" {
 		err = fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "host_unknown", Message: "neither the fleet's records nor Placement have host " + host + ", so what the instance holds there cannot be given up", Want: host,
-			Change: unrecordedAdvice,
+			Change: UnrecordedAdvice,
 		})
 	}
 	return fleet.Host{Name: host, ProviderUUID: provider}, err
 }
 
-func (e evacuations) nowhereElse(ctx context.Context, records *fleet.Records, instance, source string, epoch uint64) error {
-	if e.elsewhere == nil {
+func (e Evacuations) nowhereElse(ctx context.Context, records *fleet.Records, instance, source string, epoch uint64) error {
+	if e.Elsewhere == nil {
 		return nil
 	}
-	return e.elsewhere(ctx, records, instance, source, epoch)
+	return e.Elsewhere(ctx, records, instance, source, epoch)
 }
 
-func (e evacuations) believed(source string) error {
-	if e.ready == nil {
+func (e Evacuations) believed(source string) error {
+	if e.Ready == nil {
 		return nil
 	}
-	return e.ready(source)
+	return e.Ready(source)
 }
 
-// storeThere tells a record that is not there from a store that is not.
-func storeThere(err error) error {
-	if errors.Is(err, fault.NotFound) && fault.HasReason(err, fleet.NoStore) {
-		return noFleetStore()
-	}
-	return err
-}
+// UnrecordedAdvice is what an operator can do for an instance without a record.
+const UnrecordedAdvice = "define it by hand where its disks are, then berth instance adopt NAME there"
 
 func taking(ref migration.Ref, g migration.LostGuest, to string) fleet.TakeOver {
 	return fleet.TakeOver{
@@ -140,8 +135,8 @@ func taking(ref migration.Ref, g migration.LostGuest, to string) fleet.TakeOver 
 }
 
 // TakeOver implements migration.Fleet.
-func (e evacuations) TakeOver(ctx context.Context, ref migration.Ref, g migration.LostGuest, to string) (migration.Commit, error) {
-	records, err := e.records()
+func (e Evacuations) TakeOver(ctx context.Context, ref migration.Ref, g migration.LostGuest, to string) (migration.Commit, error) {
+	records, err := e.Records()
 	if err != nil {
 		return migration.Commit{}, err
 	}
@@ -164,17 +159,17 @@ func (e evacuations) TakeOver(ctx context.Context, ref migration.Ref, g migratio
 }
 
 // GiveUp implements migration.Fleet.
-func (e evacuations) GiveUp(ctx context.Context, ref migration.Ref, g migration.LostGuest) error {
-	records, err := e.records()
+func (e Evacuations) GiveUp(ctx context.Context, ref migration.Ref, g migration.LostGuest) error {
+	records, err := e.Records()
 	if err != nil {
 		return err
 	}
-	return records.GiveUp(ctx, taking(ref, g, e.self))
+	return records.GiveUp(ctx, taking(ref, g, e.Self))
 }
 
 // Cleaned implements migration.Fleet.
-func (e evacuations) Cleaned(ctx context.Context, ref migration.Ref, source string) (bool, error) {
-	records, err := e.records()
+func (e Evacuations) Cleaned(ctx context.Context, ref migration.Ref, source string) (bool, error) {
+	records, err := e.Records()
 	if err != nil {
 		return false, err
 	}
@@ -186,22 +181,11 @@ func (e evacuations) Cleaned(ctx context.Context, ref migration.Ref, source stri
 }
 
 // Holder implements migration.Fleet.
-func (e evacuations) Holder(ctx context.Context, instance string) (host string, epoch uint64, err error) {
-	records, err := e.records()
+func (e Evacuations) Holder(ctx context.Context, instance string) (host string, epoch uint64, err error) {
+	records, err := e.Records()
 	if err != nil {
 		return "", 0, err
 	}
 	in, _, err := records.Instance(ctx, instance)
-	return in.Host, in.Epoch, storeThere(err)
-}
-
-// prove gives the death of a host with its revision, or what is known of it.
-func (a *Agent) prove(ctx context.Context, host, by string) (fleet.Death, uint64, error) {
-	return a.deaths.Prove(ctx, host, by)
-}
-
-func notDead(host string) fault.Reason {
-	return fault.Reason{
-		Code: "not_dead", Message: "host " + host + " does not count as dead", Change: "berth host fence " + host + ", or berth host declare-dead " + host + ` --reason "how you know"`,
-	}
+	return in.Host, in.Epoch, fleet.StoreThere(err)
 }

@@ -1,4 +1,4 @@
-package agent
+package death
 
 import (
 	"context"
@@ -28,9 +28,9 @@ func TestEvacuations_AGuestThatItsHostWasJustGivenIsLostWithThatHost(t *testing.
 		if err := records.PutHost(ctx, fleet.Host{Name: "b", ProviderUUID: "rp-b"}); err != nil {
 			t.Fatal(err)
 		}
-		e := evacuations{
-			records: func() (*fleet.Records, error) { return records, nil },
-			prove: func(context.Context, string, string) (fleet.Death, uint64, error) {
+		e := Evacuations{
+			Records: func() (*fleet.Records, error) { return records, nil },
+			Prove: func(context.Context, string, string) (fleet.Death, uint64, error) {
 				return fleet.Death{Host: "b", Proof: fleet.ProofFenced}, 1, nil
 			},
 		}
@@ -54,12 +54,12 @@ func TestEvacuations_OfAHostWithoutARecord(t *testing.T) {
 		if _, err := records.PutInstance(ctx, fleet.Instance{UUID: "vm", Name: "vm", Host: "b", Epoch: 2, Guest: []byte(`{}`)}); err != nil {
 			t.Fatal(err)
 		}
-		e := evacuations{
-			records: func() (*fleet.Records, error) { return records, nil },
-			prove: func(context.Context, string, string) (fleet.Death, uint64, error) {
+		e := Evacuations{
+			Records: func() (*fleet.Records, error) { return records, nil },
+			Prove: func(context.Context, string, string) (fleet.Death, uint64, error) {
 				return fleet.Death{Host: "b", Proof: fleet.ProofOperator}, 1, nil
 			},
-			provider: func(context.Context, string) (string, error) { return provider, nil },
+			Provider: func(context.Context, string) (string, error) { return provider, nil },
 		}
 		g, err := e.Lost(ctx, "vm")
 		if code == "" && (err != nil || g.Source.Name != "b" || g.Source.ProviderUUID != "rp-b") || code != "" && !fault.HasReason(err, code) {

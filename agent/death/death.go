@@ -1,4 +1,10 @@
-package agent
+// Package death has the proofs by which another host counts as dead, and what the fleet's records let
+// a conductor do with its instances then.
+//
+// It reads the fleet's records, and asks other hosts' agents and fencing hooks through its options. It
+// writes deaths and evacuations to the records, and which fencing hook runs (bucket "agent" of the
+// store). Nothing is a proof but what Proofs lists, and no instance is given away without one.
+package death
 
 import (
 	"context"
@@ -16,13 +22,12 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/internal/store"
-	"berth/systemd"
 )
 
-// deaths are the proofs that hosts run no guest any more. There are three, and no other: a
-// fencing hook of this host's said that it is off, a person has said so, or it fences itself and
-// its lease is over. An expired lease alone is told, and proves nothing: a host that is cut off
-// goes on running its guests.
+// Proofs declare that other hosts are dead: that they run no guest any more. There are three proofs,
+// and no other: a fencing hook of this host's said that it is off, a person has said so, or it
+// fences itself and its lease is over. An expired lease alone is told, and proves nothing: a host
+// that is cut off goes on running its guests.
 //
 //	proof       who asks                 refused while its agent answers      what is kept
 //	fenced      berth host fence         no: it is to be switched off;        who, and what the hooks said
@@ -33,56 +38,37 @@ import (
 // Each is one durable record (fleet.Death), which an older one wins over; asking again gives the
 // one that stands. It names the boot that ended, so that a host which was started again
 // meanwhile is not taken for dead.
-type deaths struct {
-	host    string // this one
-	records func() (*fleet.Records, error)
-	hooks   *hooks.Runner
-	answers func(ctx context.Context, host string) error // nil where its agent answers; else how it does not
-	// known says by whom a host without a record is known, empty for nobody.
-	known  func(ctx context.Context, host string) (by string, err error)
-	memory fencings
-	rt     runtime.Runtime
-	log    *slog.Logger
+type Proofs struct {
+	o Options
 
 	// mu guards fencing; nothing happens under it.
 	mu      sync.Mutex
 	fencing map[string]string // hosts that hooks are switching off, and who has asked
 }
 
-// newDeaths makes those of an agent, by its hooks and peers. It asks nobody yet.
-func newDeaths(a *Agent) *deaths {
-	runner := &hooks.Runner{
-		Dir: a.config().Agent.HooksDir, Manager: systemd.Manager(), Runtime: a.rt, Logger: a.log,
-		Setting: func(hook string) hooks.Setting { return hooks.Setting{Timeout: a.config().Hooks[hook].Timeout.D()} },
-	}
-	known := func(ctx context.Context, host string) (string, error) {
-		if a.keeper.remembers(host) {
-			return "host " + a.name + ", which has seen its record before", nil
-		}
-		provider, err := a.allocations().hostProvider(ctx, host)
-		if provider == "" {
-			return "", err
-		}
-		return "Placement, as provider " + provider, nil
-	}
-	return &deaths{host: a.name, records: a.fleetRecords, hooks: runner, answers: a.heard, known: known, memory: a.db, rt: a.rt, log: a.log}
+// Options are what hosts are declared dead by.
+type Options struct {
+	Host    string // this one
+	Records func() (*fleet.Records, error)
+	Hooks   *hooks.Runner
+	// Answers asks another host's agent whether it is there: nil where it is, else how it is not.
+	Answers func(ctx context.Context, host string) error
+	// Known says by whom a host without a record is known, empty for nobody.
+	Known   func(ctx context.Context, host string) (by string, err error)
+	Notes   Notes
+	Runtime runtime.Runtime
+	Logger  *slog.Logger
 }
 
-// hostProvider gives the uuid of the root provider that has a host's name; empty where there is none.
-func (p allocations) hostProvider(ctx context.Context, host string) (string, error) {
-	rp, err := p.client.ProviderByName(ctx, host)
-	if errors.Is(err, fault.NotFound) || err == nil && rp.ParentProviderUUID != "" {
-		return "", nil
-	}
-	return rp.UUID, err
-}
-
-// fencings keeps what a fencing hook is doing, over this agent's end.
-type fencings interface {
+// Notes keep what a fencing hook is doing, over this agent's end.
+type Notes interface {
 	Get(ctx context.Context, bucket, key string) ([]byte, bool, error)
 	Put(ctx context.Context, bucket, key string, value []byte) error
 	Delete(ctx context.Context, bucket, key string) error
 }
+
+// New makes proofs; it asks nobody.
+func New(o Options) *Proofs { return &Proofs{o: o} }
 
 // keyFencing is under which the hook that is switching a host off is on record.
 func keyFencing(host string) string { return "fencing/" + host }
@@ -92,7 +78,7 @@ func keyFencing(host string) string { return "fencing/" + host }
 const lastRecord = 20 * time.Second
 
 // Declare implements api.Deaths.
-func (d *deaths) Declare(ctx context.Context, host, because, by string, force bool) (fleet.Death, error) {
+func (d *Proofs) Declare(ctx context.Context, host, because, by string, force bool) (fleet.Death, error) {
 	doing := "declare host " + host + " dead"
 	records, h, err := d.dying(ctx, doing, host, force)
 	if err != nil {
@@ -107,7 +93,7 @@ func (d *deaths) Declare(ctx context.Context, host, because, by string, force bo
 			Code: "because_missing", Message: "it is not said how it is known that the host runs nothing", Change: "say so: --reason",
 		})
 	}
-	silence := d.answers(ctx, host)
+	silence := d.o.Answers(ctx, host)
 	if silence == nil && !force {
 		return fleet.Death{}, fault.Refuse(fault.Forbidden, doing, hostAnswers(host, "fence it (berth host fence "+host+"), or move its guests; --force takes your word all the same"))
 	}
@@ -115,27 +101,27 @@ func (d *deaths) Declare(ctx context.Context, host, because, by string, force bo
 	if err != nil {
 		return fleet.Death{}, fault.Wrap(err, "%s", doing)
 	}
-	d.log.Warn("a host is dead by an operator's word: its guests can be evacuated", "host", host, "by", by, "because", because, "forced", silence == nil, "agent", words(silence))
+	d.o.Logger.Warn("a host is dead by an operator's word: its guests can be evacuated", "host", host, "by", by, "because", because, "forced", silence == nil, "agent", words(silence))
 	return death, nil
 }
 
 // List implements api.Deaths.
-func (d *deaths) List(ctx context.Context) ([]fleet.Death, error) {
-	records, err := d.records()
+func (d *Proofs) List(ctx context.Context) ([]fleet.Death, error) {
+	records, err := d.o.Records()
 	if err != nil {
 		return nil, err
 	}
 	list, err := records.Deaths(ctx)
-	return list, fault.Wrap(storeThere(err), "list the hosts that count as dead")
+	return list, fault.Wrap(fleet.StoreThere(err), "list the hosts that count as dead")
 }
 
 // Prove gives the death of a host with its revision: the one that stands, or, where the host
 // fences itself and its lease is over, one that is written now. Else it is fault.Forbidden, with
 // what is known of the host, an expired lease too, and what would be a proof; fault.Busy where its
 // lease is over for too short a time (fleet.ReasonLeaseOverLately). It is what an evacuation asks.
-func (d *deaths) Prove(ctx context.Context, host, by string) (fleet.Death, uint64, error) {
+func (d *Proofs) Prove(ctx context.Context, host, by string) (fleet.Death, uint64, error) {
 	doing := "see a proof that host " + host + " is dead"
-	records, err := d.records()
+	records, err := d.o.Records()
 	if err != nil {
 		return fleet.Death{}, 0, err
 	}
@@ -143,14 +129,14 @@ func (d *deaths) Prove(ctx context.Context, host, by string) (fleet.Death, uint6
 	if found || err != nil {
 		return death, revision, fault.Wrap(err, "%s", doing)
 	}
-	silence := d.answers(ctx, host)
+	silence := d.o.Answers(ctx, host)
 	if silence == nil {
 		return fleet.Death{}, 0, fault.Refuse(fault.Forbidden, doing, hostAnswers(host, "move its guests: berth host drain "+host))
 	}
-	if _, err = records.DeclareDeadByLease(ctx, host, d.host, by); err != nil {
+	if _, err = records.DeclareDeadByLease(ctx, host, d.o.Host, by); err != nil {
 		return fleet.Death{}, 0, d.noProof(ctx, doing, host, records, silence, err)
 	}
-	d.log.Warn("a host is dead: it fences itself, and its lease is over; its guests can be evacuated", "host", host, "by", by)
+	d.o.Logger.Warn("a host is dead: it fences itself, and its lease is over; its guests can be evacuated", "host", host, "by", by)
 	death, revision, err = records.Dead(ctx, host)
 	return death, revision, fault.Wrap(err, "%s", doing)
 }
@@ -158,7 +144,7 @@ func (d *deaths) Prove(ctx context.Context, host, by string) (fleet.Death, uint6
 // standingDeath reads the death of a host; found is false where it does not count as dead.
 func standingDeath(ctx context.Context, records *fleet.Records, host string) (d fleet.Death, revision uint64, found bool, err error) {
 	d, revision, err = records.Dead(ctx, host)
-	err = storeThere(err)
+	err = fleet.StoreThere(err)
 	if errors.Is(err, fault.NotFound) {
 		return fleet.Death{}, 0, false, nil
 	}
@@ -166,16 +152,16 @@ func standingDeath(ctx context.Context, records *fleet.Records, host string) (d 
 }
 
 // noProof tells all that is known of a host beside why nothing of it is a proof.
-func (d *deaths) noProof(ctx context.Context, doing, host string, records *fleet.Records, silence, why error) error {
-	why = storeThere(why)
+func (d *Proofs) noProof(ctx context.Context, doing, host string, records *fleet.Records, silence, why error) error {
+	why = fleet.StoreThere(why)
 	kind := fault.Forbidden
 	if fault.HasReason(why, fleet.ReasonLeaseOverLately) {
 		kind = fault.Busy // it is one soon: whoever evacuates waits
 	} else if !errors.Is(why, fault.Forbidden) && !errors.Is(why, fault.NotFound) || fault.HasReason(why, fleet.NoStore) {
 		return fault.Wrap(why, "%s", doing)
 	}
-	reasons := append([]fault.Reason{notDead(host)}, fault.ReasonsOf(why)...)
-	reasons = append(reasons, fault.Reason{Code: "host_silent", Message: "its agent does not answer " + d.host + ": " + silence.Error()})
+	reasons := append([]fault.Reason{fleet.NotDead(host)}, fault.ReasonsOf(why)...)
+	reasons = append(reasons, fault.Reason{Code: "host_silent", Message: "its agent does not answer " + d.o.Host + ": " + silence.Error()})
 	if standingOf(ctx, records, host) == hooks.LeaseExpired {
 		reasons = append(reasons, fault.Reason{Code: "lease_expired", Message: "its lease is over: it is down, or cut off and running its guests; that alone is no proof"})
 	}
@@ -193,18 +179,18 @@ func declareSeen(records *fleet.Records, h fleet.Host) func(context.Context, fle
 
 // dying says whether a host can be declared dead at all, and reads its record. One without a record
 // has to be known by another witness, or the operator insists.
-func (d *deaths) dying(ctx context.Context, doing, host string, force bool) (*fleet.Records, fleet.Host, error) {
-	if host == d.host {
+func (d *Proofs) dying(ctx context.Context, doing, host string, force bool) (*fleet.Records, fleet.Host, error) {
+	if host == d.o.Host {
 		return nil, fleet.Host{}, fault.Refuse(fault.Invalid, doing, fault.Reason{
 			Code: "own_host", Message: "this is host " + host + ", and it lives", Change: "ask another host's agent: -c HOST",
 		})
 	}
-	records, err := d.records()
+	records, err := d.o.Records()
 	if err != nil {
 		return nil, fleet.Host{}, err
 	}
 	h, err := records.Host(ctx, host)
-	err = storeThere(err)
+	err = fleet.StoreThere(err)
 	if errors.Is(err, fault.NotFound) {
 		if err = d.unrecorded(ctx, doing, host, force); err != nil {
 			return nil, fleet.Host{}, err
@@ -218,10 +204,10 @@ func (d *deaths) dying(ctx context.Context, doing, host string, force bool) (*fl
 }
 
 // unrecorded refuses a host that has no record and that nobody else knows: it may be a mistyped name.
-func (d *deaths) unrecorded(ctx context.Context, doing, host string, force bool) error {
-	by, err := d.known(ctx, host)
+func (d *Proofs) unrecorded(ctx context.Context, doing, host string, force bool) error {
+	by, err := d.o.Known(ctx, host)
 	if err == nil && by != "" || force {
-		d.log.Warn("a host without a record is to be declared dead", "host", host, "known_by", by, "forced", force)
+		d.o.Logger.Warn("a host without a record is to be declared dead", "host", host, "known_by", by, "forced", force)
 		return nil
 	}
 	r := fault.Reason{
@@ -258,28 +244,12 @@ func words(err error) string {
 	return err.Error()
 }
 
-// answerPatience is how long another host's agent is given to answer. Arbitrary: a host that is up
+// AnswerTimeout is how long another host's agent is given to answer. Arbitrary: a host that is up
 // answers in milliseconds, and whoever asks has seen it silent.
-const answerPatience = 3 * time.Second
+const AnswerTimeout = 3 * time.Second
 
-// heard asks another host's agent whether it is there: nil where it is. An agent that refuses
-// or fails has answered. A connection that is refused is no answer of an agent's.
-func (a *Agent) heard(ctx context.Context, host string) error {
-	client, err := a.peers.client(host)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := a.rt.WithTimeout(ctx, answerPatience)
-	defer cancel()
-	_, err = client.Status(ctx)
-	if silent(err) {
-		return err
-	}
-	return nil
-}
-
-// silent tells an error by which nothing of a host's agent was heard from what an agent said.
-func silent(err error) bool {
+// Silent tells an error by which nothing of a host's agent was heard from what an agent said.
+func Silent(err error) bool {
 	return ended(err) || slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool {
 		// Whoever has another's certificate is not that host.
 		return r.Code == "unreachable" || r.Code == "no_answer" || strings.HasPrefix(r.Code, "certificate")
@@ -299,8 +269,8 @@ type running struct {
 
 // endLeft ends a fencing hook that an agent left behind when it died, or that was killed and did
 // not end; hooks.ErrNotEnded while it does not.
-func (d *deaths) endLeft(ctx context.Context, host string) error {
-	raw, found, err := d.memory.Get(ctx, store.BucketAgent, keyFencing(host))
+func (d *Proofs) endLeft(ctx context.Context, host string) error {
+	raw, found, err := d.o.Notes.Get(ctx, store.BucketAgent, keyFencing(host))
 	if err != nil || !found {
 		return err
 	}
@@ -308,9 +278,9 @@ func (d *deaths) endLeft(ctx context.Context, host string) error {
 	if err := json.Unmarshal(raw, &left); err != nil {
 		return fmt.Errorf("read the record of a fencing hook: %w", err)
 	}
-	was, err := d.hooks.End(left.Process)
+	was, err := d.o.Hooks.End(left.Process)
 	if was {
-		d.log.Warn("ended a fencing hook that an earlier agent had left running", "host", host, "hook", left.Process.Hook, "unit", left.Process.Unit, "pid", left.Process.PID, "by", left.By)
+		d.o.Logger.Warn("ended a fencing hook that an earlier agent had left running", "host", host, "hook", left.Process.Hook, "unit", left.Process.Unit, "pid", left.Process.PID, "by", left.By)
 	}
 	return err
 }
