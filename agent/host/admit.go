@@ -159,6 +159,11 @@ func (h *Host) admitPrepared(ctx context.Context, c claims.Claim, name string, b
 	if err != nil {
 		return err
 	}
+	written, err := writtenHere(ctx, h, c.Owner.Instance, texts...)
+	if err != nil {
+		return err
+	}
+	reasons = append(reasons, written...)
 	// A check refuses these too, and a peer may have asked for none.
 	for _, text := range texts {
 		if text == "" {

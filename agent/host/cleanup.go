@@ -229,8 +229,13 @@ const imageTime = 20 * time.Second
 
 // fileUsers finds who uses which file on this host.
 func (h *Host) fileUsers(ctx context.Context) (*fileusers.Survey, error) {
+	return h.surveyOf(ctx, h.driver)
+}
+
+// surveyOf is fileUsers, of some definitions alone.
+func (h *Host) surveyOf(ctx context.Context, of fileusers.Definitions) (*fileusers.Survey, error) {
 	return fileusers.Look(ctx, fileusers.Sources{
-		Definitions: h.driver, Files: h.files, Elsewhere: h.o.Elsewhere, SharedDirs: h.o.SharedDirs,
+		Definitions: of, Files: h.files, Elsewhere: h.o.Elsewhere, SharedDirs: h.o.SharedDirs,
 		Pools: func(ctx context.Context) (fileusers.Pools, error) {
 			c, err := h.connector(ctx)
 			if c == nil {

@@ -92,10 +92,23 @@ func (h *Host) putBackGrown(ctx context.Context, ref migration.Ref, rec *coldPre
 }
 
 // spaceToGrow is checkGrown and mayGrow for the disks that are not shipped: the space that was there when
-// the destination was asked may be another's by now.
-func (h *Host) spaceToGrow(ctx context.Context, p migration.PrepRequest) error {
+// the destination was asked may be another's by now. The files are those of the definition that is grown
+// by: the source's list of disks may tell others.
+func (h *Host) spaceToGrow(ctx context.Context, p migration.PrepRequest, definition string) error {
 	if len(p.Wanted.Grow) == 0 {
 		return nil
+	}
+	doc, err := domainxml.Parse(definition)
+	if err != nil {
+		return fault.New(fault.Invalid, "read the guest's document: %w", err)
+	}
+	p.Guest.Disks = slices.Clone(p.Guest.Disks)
+	for _, d := range doc.Disks() {
+		for i := range p.Guest.Disks {
+			if p.Guest.Disks[i].Target == d.Target {
+				p.Guest.Disks[i].Path = d.Source
+			}
+		}
 	}
 	var no refusal
 	var shared []string

@@ -72,7 +72,7 @@ func (h *Host) prepResize(ctx context.Context, ref migration.Ref, p migration.Pr
 		return none, err
 	}
 	// What is shipped is looked at with each file, when it is planned.
-	if err := h.spaceToGrow(ctx, p); err != nil {
+	if err := h.spaceToGrow(ctx, p, rec.Definition); err != nil {
 		return none, err
 	}
 	// On record before anything is made: also what is made by hooks.

@@ -157,6 +157,7 @@ type checker struct {
 	plain             []string // what any element may name
 	folders, firmware []string // as they are named, and without links
 	beside            []string // folders of other instances' disks: files directly in them
+	besideMedia       []string // folders of what they only read: files directly in them, to read
 	used              map[string]use
 	closes, created   bool // see Close
 
@@ -270,18 +271,22 @@ func (c *checker) noteFolders(doc *domainxml.Doc) {
 		if n.Kind != domainxml.NamedPath || n.Device != "disk" || strings.HasPrefix(n.What, "backing") {
 			continue
 		}
-		c.noteFolder(filepath.Dir(n.Value))
+		of := &c.beside
+		if !n.Writes {
+			of = &c.besideMedia
+		}
+		noteFolder(of, filepath.Dir(n.Value))
 		if real, err := c.resolve(n.Value); err == nil {
-			c.noteFolder(filepath.Dir(real))
+			noteFolder(of, filepath.Dir(real))
 		}
 	}
 }
 
-func (c *checker) noteFolder(folder string) {
+func noteFolder(of *[]string, folder string) {
 	if strings.Count(folder, "/") < 2 && folder != "" || inAny(folder, systemFolders) && !volumeGroup(folder) {
 		return // /, or one of its own folders, has too much else in it
 	}
-	c.beside = append(c.beside, folder)
+	*of = append(*of, folder)
 }
 
 // volumeGroup reports whether a folder of /dev is one of LVM's volume groups.
@@ -387,6 +392,10 @@ func (c *checker) where(n domainxml.Named) (real string, may bool) {
 		c.no("path_unreadable", fmt.Sprintf("where the %s of the instance leads to on %s cannot be told: %v", n.What, c.p.Host, err), n.Value, "", "mount its storage on "+c.p.Host+", or name the file itself: virsh edit "+fault.Quote(c.name))
 		return "", false
 	}
+	if disks.Private(n.Value) || disks.Private(real) {
+		c.no("file_of_berth", fmt.Sprintf("the %s of the instance is %s, a file that a migration of %s keeps or makes", n.What, n.Value, c.p.Host), n.Value, "", "name a file of its own: virsh edit "+fault.Quote(c.name))
+		return "", false
+	}
 	if !n.Folder && (slices.Contains(c.folders, n.Value) || slices.Contains(c.folders, real)) {
 		// libvirt would give the folder itself to QEMU's user.
 		c.no("folder_not_allowed", fmt.Sprintf("the %s of the instance is %s, the folder of %s for images", n.What, n.Value, c.p.Host), n.Value, "", "name a file in it: virsh edit "+fault.Quote(c.name))
@@ -408,7 +417,8 @@ func (c *checker) allowed(n domainxml.Named, path string) bool {
 	case n.Folder, n.Device == "filesystem", n.Device == "tpm":
 		return false // a folder, or the program or socket that serves one
 	}
-	return inAny(path, c.folders) || slices.Contains(c.beside, filepath.Dir(path)) || !n.Writes && inAny(path, c.firmware) || c.own(n, path)
+	dir := filepath.Dir(path)
+	return inAny(path, c.folders) || slices.Contains(c.beside, dir) || !n.Writes && (slices.Contains(c.besideMedia, dir) || inAny(path, c.firmware)) || c.own(n, path)
 }
 
 // own reports whether a path is one of those that libvirt, Nova and Open vSwitch give an instance:

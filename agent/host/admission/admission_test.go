@@ -109,6 +109,9 @@ func TestCheck_EachElement(t *testing.T) {
 		{"another instance's disk", "", disk("type='file'", "file='"+images+"other.qcow2'"), "used_by_other"},
 		{"another instance's disk, read", "", disk("type='file' device='cdrom'", "file='"+images+"other.qcow2'"), "used_by_other"},
 		{"another instance's media", "", disk("type='file' device='cdrom'", "file='"+images+"cd.iso'"), ""},
+		{"a file of a migration", "", disk("type='file'", "file='"+images+".berth-m-1-vda.kept'"), "file_of_berth"},
+		{"beside another instance's media", "", disk("type='file' device='cdrom'", "file='/srv/isos/mine.iso'"), ""},
+		{"beside another instance's media, written", "", disk("type='file'", "file='/srv/isos/mine.iso'"), "path_not_allowed"},
 		{"another instance's media, written", "", disk("type='file'", "file='"+images+"cd.iso'"), "used_by_other"},
 		{"another instance's volume", "", disk("type='volume'", "pool='p' volume='v'"), "used_by_other"},
 		{"a volume", "", disk("type='volume'", "pool='p' volume='w'"), ""},
@@ -200,9 +203,9 @@ func TestCheck_EachElement(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			others := []Other{{Name: "other", XML: domain(neighbor, "", strings.ReplaceAll(disk("type='file'", "file='"+images+"other.qcow2'")+
 				disk("type='file' device='cdrom'", "file='"+images+"cd.iso'")+disk("type='volume'", "pool='p' volume='v'")+disk("type='network'", "protocol='rbd' name='p/x'")+
-				disk("type='file'", "file='/srv/vms/x.qcow2'")+disk("type='block'", "dev='/dev/vg0/x'")+disk("type='file'", "file='/root/x.qcow2'")+nbd("10.0.0.1")+ceph, "vda", "vd"))}}
+				disk("type='file' device='cdrom'", "file='/srv/isos/x.iso'")+disk("type='file'", "file='/srv/vms/x.qcow2'")+disk("type='block'", "dev='/dev/vg0/x'")+disk("type='file'", "file='/root/x.qcow2'")+nbd("10.0.0.1")+ceph, "vda", "vd"))}}
 			others[0].XML = strings.Replace(others[0].XML, "<vcpu>", "<os><loader type='rom'>/opt/fw/bios.bin</loader></os><vcpu>", 1)
-			for i := range 9 {
+			for i := range 10 {
 				others[0].XML = strings.Replace(others[0].XML, "dev='vd'", fmt.Sprintf("dev='vd%c'", 'a'+i), 1)
 			}
 			text := domain(instance, tt.more, tt.devices)

@@ -46,8 +46,13 @@ func (f Files) PlanReplace(migration, part, path string) (Replaced, error) {
 
 // private is a name beside a path that only one migration has.
 func private(path, migration, part, what string) string {
-	return filepath.Join(filepath.Dir(path), ".berth-"+migration+"-"+part+"."+what)
+	return filepath.Join(filepath.Dir(path), privatePrefix+migration+"-"+part+"."+what)
 }
+
+const privatePrefix = ".berth-"
+
+// Private reports whether a path has the name of a file that a migration makes, or keeps.
+func Private(path string) bool { return strings.HasPrefix(filepath.Base(path), privatePrefix) }
 
 // NotPlain is the refusal for a path that cannot be replaced.
 func NotPlain(path string) error {
