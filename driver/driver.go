@@ -190,6 +190,15 @@ func Find(ctx context.Context, d Driver, uuid string) (Domain, bool, error) {
 	return Domain{}, false, fault.New(fault.Unavailable, "read domain %s: %w", uuid, err)
 }
 
+// Definition reads the definition of a domain; empty where there is none.
+func Definition(ctx context.Context, d Driver, uuid string) (string, error) {
+	text, err := d.XML(ctx, uuid, Persistent)
+	if fault.KindOf(err) == fault.NotFound {
+		return "", nil
+	}
+	return text, err
+}
+
 // Domain is a guest as the hypervisor sees it at one moment.
 type Domain struct {
 	UUID       string
@@ -213,6 +222,12 @@ func (d Domain) Active() bool {
 // HasLeft reports whether the domain's memory is at a migration's destination and nowhere
 // else.
 func (d Domain) HasLeft() bool { return d.State == ShutOff && d.Reason == ReasonMigrated }
+
+// InPostCopy reports whether part of the domain's memory is on another host, whichever of the two
+// has the domain.
+func (d Domain) InPostCopy() bool {
+	return d.Active() && (d.Reason == ReasonPostCopy || d.Reason == ReasonPostCopyFailed)
+}
 
 // Halfway reports whether the hypervisor has the domain for a migration that is not over.
 func (d Domain) Halfway() bool {

@@ -148,7 +148,7 @@ func (h *Host) adoptOne(ctx context.Context, uuid string, amongAll bool) (Adopte
 // brought whole: the guest is another host's, as far as anybody can tell here.
 func between(d driver.Domain) error {
 	switch {
-	case hasLeft(d):
+	case d.HasLeft():
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "has_left", Message: "guest " + d.Name + " has left by a migration: it runs on another host", Have: "shut off (migrated)",
 			Change: "virsh undefine " + fault.Quote(d.Name) + " here, which is what is left of it; adopt it where it runs",

@@ -14,6 +14,7 @@ import (
 	"berth/agent/host/memory"
 	"berth/agent/host/volumes"
 	"berth/claims"
+	"berth/driver"
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 	"berth/migration"
@@ -51,7 +52,7 @@ func (h *Host) readVolumes(ctx context.Context, ref migration.Ref) (migration.Vo
 	if err != nil {
 		return v, err
 	}
-	text, err := h.persistentXML(ctx, ref.Instance)
+	text, err := driver.Definition(ctx, h.driver, ref.Instance)
 	if err != nil || text == "" {
 		return v, err // its definition was removed: nothing of it stands here
 	}
@@ -343,7 +344,7 @@ func (h *Host) carryVolumes(ctx context.Context, ref migration.Ref, v migration.
 	if err := h.asKept(ctx, ref); err != nil {
 		return err
 	}
-	kept, err := h.persistentXML(ctx, ref.Instance)
+	kept, err := driver.Definition(ctx, h.driver, ref.Instance)
 	if err != nil {
 		return err
 	}

@@ -69,7 +69,7 @@ func (g changedGuests) Off(ctx context.Context, instance string) (driver.Domain,
 }
 
 func (g changedGuests) ProvenOff(ctx context.Context, d driver.Domain, was string) error {
-	text, err := g.h.persistentXML(ctx, d.UUID)
+	text, err := driver.Definition(ctx, g.h.driver, d.UUID)
 	if err != nil {
 		return err
 	}

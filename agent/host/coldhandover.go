@@ -8,7 +8,6 @@ import (
 	"berth/agent/host/attempts"
 	"berth/agent/host/memory"
 	"berth/claims"
-	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/operation"
@@ -253,13 +252,4 @@ func (h *Host) comes(ctx context.Context, ref migration.Ref) (claims.Instance, e
 		return claims.Instance{}, fault.New(fault.Forbidden, "no claim here names migration %s, attempt %d", ref.Migration, ref.Attempt)
 	}
 	return claims.Instance{UUID: ref.Instance, Name: ref.Instance, Flavor: claim.Context.NewFlavor}, nil
-}
-
-// persistentXML is a guest's definition; empty where it has none.
-func (h *Host) persistentXML(ctx context.Context, uuid string) (string, error) {
-	text, err := h.driver.XML(ctx, uuid, driver.Persistent)
-	if errors.Is(err, fault.NotFound) {
-		return "", nil
-	}
-	return text, err
 }

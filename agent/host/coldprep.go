@@ -128,7 +128,7 @@ func (h *Host) preparedCold(ref migration.Ref) (bool, error) {
 // notAccepted refuses to undo what has brought the instance here.
 func (h *Host) notAccepted(_ context.Context, ref migration.Ref) error {
 	if h.arrived(ref) || h.tracker.Accepted(ref.Migration) > 0 {
-		return rolledTooLate(h.o.Name)
+		return attempts.TooLate(h.o.Name)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"berth/agent/host/memory"
 	"berth/agent/host/phases"
 	"berth/claims"
+	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/operation"
@@ -68,7 +69,7 @@ func (h *Host) returnable(ctx context.Context, ref migration.Ref) error {
 			return err
 		}
 	}
-	text, err := h.persistentXML(ctx, ref.Instance)
+	text, err := driver.Definition(ctx, h.driver, ref.Instance)
 	if err != nil {
 		return err
 	}
@@ -163,7 +164,7 @@ func (h *Host) finishRevert(ctx context.Context, ref migration.Ref) error {
 // state that its user had chosen before it left.
 func (h *Host) makeLiveAgain(ctx context.Context, ref migration.Ref, was poweredOff) error {
 	inst, _ := h.tracker.Instance(ref.Instance)
-	text, err := h.persistentXML(ctx, ref.Instance)
+	text, err := driver.Definition(ctx, h.driver, ref.Instance)
 	if err != nil {
 		return err
 	}

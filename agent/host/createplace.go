@@ -1,6 +1,7 @@
 package host
 
 import (
+	demands "berth/agent/host/demand"
 	"berth/claims/flavor"
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
@@ -34,7 +35,7 @@ func (h *Host) documentDemand(no *refusal, req CreateRequest, d *demand) error {
 	if t == nil || d.Topology != nil {
 		return nil
 	}
-	d.Topology, d.Resources = t, usesOf(t, d.Resources)
+	d.Topology, d.Resources = t, demands.UsesOf(t, d.Resources)
 	return nil
 }
 

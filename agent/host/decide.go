@@ -47,9 +47,9 @@ const (
 func (s sourceState) class() domainClass {
 	d := s.domain
 	switch {
-	case s.exists && hasLeft(d):
+	case s.exists && d.HasLeft():
 		return domainLeft
-	case s.exists && inPostCopy(d):
+	case s.exists && d.InPostCopy():
 		return domainHalf
 	case s.exists && d.Active():
 		return domainActive

@@ -153,7 +153,7 @@ func (h *Host) attemptFate(ctx context.Context, ref migration.Ref) (migration.At
 		switch {
 		case err != nil:
 		case exists:
-			f.Domain, f.Active = fmt.Sprintf("%s (%s)", d.State, d.Reason), d.Active() && !inPostCopy(d)
+			f.Domain, f.Active = fmt.Sprintf("%s (%s)", d.State, d.Reason), d.Active() && !d.InPostCopy()
 		default:
 			f.Domain = "not there"
 		}
@@ -232,9 +232,9 @@ func (h *Host) streamTraces(ctx context.Context, ref migration.Ref) (left, inFli
 		return false, false, false, err
 	}
 	// In post-copy the destination's copy runs, and nothing here is a guest without it.
-	half := exists && inPostCopy(d)
+	half := exists && d.InPostCopy()
 	active = exists && d.Active() && !half
-	return half || exists && hasLeft(d) || (known.Result == resultLeft || known.Half) && !active, inFlightNow, active, nil
+	return half || exists && d.HasLeft() || (known.Result == resultLeft || known.Half) && !active, inFlightNow, active, nil
 }
 
 func (s attemptState) String() string {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	demands "berth/agent/host/demand"
+
 	"berth/agent/host/attempts"
 	"berth/agent/host/memory"
 	"berth/claims"
@@ -151,7 +153,7 @@ func (h *Host) arrivalOf(ctx context.Context, text string) (arrival, error) {
 	// Without this host's cells and shared CPUs: the document names another's.
 	var found *topology.GuestTopology
 	found, a.assignment, _ = doc.Assignment(nil, nil)
-	a.demand = demand{Resources: usesOf(found, uses), Topology: asItRuns(found, a.assignment)}
+	a.demand = demand{Resources: demands.UsesOf(found, uses), Topology: demands.AsItRuns(found, a.assignment)}
 	if meta, ok, err := doc.Metadata(); err == nil && ok {
 		a.inst.Token.Epoch, a.inst.Adopted = meta.Epoch, false
 		if meta.Flavor.Name != "" && !adoptedFlavor(meta.Flavor) {
@@ -161,7 +163,7 @@ func (h *Host) arrivalOf(ctx context.Context, text string) (arrival, error) {
 				// People may have given it more since.
 				d.Resources.VCPUs, d.Resources.MemoryMB = max(d.Resources.VCPUs, uses.VCPUs), max(d.Resources.MemoryMB, uses.MemoryMB)
 			}
-			d.Topology = asItRuns(d.Topology, a.assignment)
+			d.Topology = demands.AsItRuns(d.Topology, a.assignment)
 			a.inst.Flavor, a.demand = meta.Flavor, d
 		}
 	}

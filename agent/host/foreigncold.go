@@ -325,7 +325,7 @@ func (h *Host) keepDefinition(ctx context.Context, ref migration.Ref, rec foreig
 	if !ok {
 		return fault.New(fault.Forbidden, "its claim has ended")
 	}
-	text, err := h.persistentXML(ctx, ref.Instance)
+	text, err := driver.Definition(ctx, h.driver, ref.Instance)
 	if err != nil {
 		return err
 	}

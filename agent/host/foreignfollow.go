@@ -119,7 +119,7 @@ func (h *Host) FollowArrival(ctx context.Context, ref migration.Ref) error {
 	switch {
 	case err != nil:
 		return err
-	case exists && halfway(d):
+	case exists && d.Halfway():
 		h.see(ref, true)
 		return nil
 	case exists && d.Active():
@@ -145,8 +145,6 @@ func (h *Host) FollowArrival(ctx context.Context, ref migration.Ref) error {
 	h.log.Info("a foreign migration brought nothing: its claim ends", "instance", ref.Instance, "migration", ref.Migration)
 	return h.endForeign(ctx, ref)
 }
-
-func halfway(d driver.Domain) bool { return d.Halfway() }
 
 // see remembers that a domain was there for a claim, for as long as this process
 // lives: its end is then the arrival's.

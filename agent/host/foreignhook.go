@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/hooks"
 	"berth/agent/host/memory"
 	"berth/claims"
@@ -247,7 +248,7 @@ func (h *Host) hookRollback(ctx context.Context, ref migration.Ref, mine *claims
 		return errors.Join(h.tracker.Bury(ctx, memory.At(ref, operation.StepClaim)), h.tracker.Bury(ctx, memory.At(ref, operation.StepPreLiveMigration)))
 	}
 	if _, bound := h.attempts.BoundBy(ref); bound {
-		return rolledTooLate(h.o.Name)
+		return attempts.TooLate(h.o.Name)
 	}
 	if err := h.tracker.Bury(ctx, memory.At(ref, operation.StepClaim)); err != nil {
 		return err
@@ -259,7 +260,7 @@ func (h *Host) hookRollback(ctx context.Context, ref migration.Ref, mine *claims
 	}
 	defer unlock()
 	if h.arrived(ref) {
-		return rolledTooLate(h.o.Name)
+		return attempts.TooLate(h.o.Name)
 	}
 	d, exists, err := h.domain(ctx, ref.Instance)
 	if err != nil {

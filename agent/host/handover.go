@@ -24,7 +24,7 @@ func (h *Host) sourceState(ctx context.Context, ref migration.Ref) (sourceState,
 		return sourceState{}, err
 	}
 	s := sourceState{asked: known.Found, persistent: known.Persistent, result: known.Result, postCopy: known.PostCopy, half: known.Half, word: h.wordOn(ref)}
-	if s.domain, s.exists, err = h.domain(ctx, ref.Instance); err != nil || s.exists && hasLeft(s.domain) {
+	if s.domain, s.exists, err = h.domain(ctx, ref.Instance); err != nil || s.exists && s.domain.HasLeft() {
 		return s, err
 	}
 	s.under = known.Result == resultNone && own
@@ -173,7 +173,7 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 	if err != nil {
 		return err
 	}
-	if s.word == migration.WordSource && s.exists && hasLeft(s.domain) {
+	if s.word == migration.WordSource && s.exists && s.domain.HasLeft() {
 		// An operator's word: the guest is started here although its domain left.
 		return h.keepLeft(ctx, s.domain)
 	}
@@ -242,7 +242,7 @@ func (h *Host) letRun(ctx context.Context, ref migration.Ref, power migration.Po
 		// off; its user starts it.
 		h.log.Error("the guest ended before it could be resumed", "instance", ref.Instance, "migration", ref.Migration, "state", d.State, "reason", d.Reason)
 		return nil
-	case inPostCopy(d):
+	case d.InPostCopy():
 		return nil // it runs already, or as soon as its memory comes
 	case d.State != driver.Paused || power == migration.PowerPaused:
 		return nil

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 
+	demands "berth/agent/host/demand"
+
 	"berth/agent/host/shipping"
 	"berth/claims"
 	"berth/driver"
@@ -44,7 +46,7 @@ func (h *Host) inspect(ctx context.Context, uuid string) (migration.Guest, error
 	}
 	g := migration.Guest{
 		UUID: uuid, Name: dom.Name, Flavor: inst.Flavor, Resources: claim.Resources,
-		Topology: asItRuns(claim.Topology, claim.Assignment), PCIRequests: claim.PCI, Assignment: claim.Assignment,
+		Topology: demands.AsItRuns(claim.Topology, claim.Assignment), PCIRequests: claim.PCI, Assignment: claim.Assignment,
 		ProjectID: inst.ProjectID, UserID: inst.UserID, Autostart: inst.Autostart, Adopted: inst.Adopted,
 		Epoch: inst.Token.Epoch, PowerState: powerState(dom), Persistent: dom.Persistent,
 	}

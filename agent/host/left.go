@@ -48,7 +48,7 @@ func (h *Host) followLeaving(ctx context.Context, uuid string) error {
 			return d, false, false, err
 		}
 		_, found, err := memory.Recall[leftByHand](h.memory, leaving(uuid), memoryLeftByHand)
-		return d, hasLeft(d) && !found, d.Active() && !halfway(d) && found, err
+		return d, d.HasLeft() && !found, d.Active() && !d.Halfway() && found, err
 	}
 	// Most have not left: no turn is taken for those.
 	if _, left, back, err := stale(); err != nil || !left && !back {
@@ -77,7 +77,7 @@ func (h *Host) followLeaving(ctx context.Context, uuid string) error {
 
 // keepLeft takes an operator's word that a guest which left is this host's.
 func (h *Host) keepLeft(ctx context.Context, d driver.Domain) error {
-	if !hasLeft(d) && !h.LeftByHand(d.UUID) {
+	if !d.HasLeft() && !h.LeftByHand(d.UUID) {
 		return nil
 	}
 	if err := h.memory.Remember(ctx, leaving(d.UUID), memoryLeftByHand, leftByHand{Kept: true}); err != nil {
@@ -96,7 +96,7 @@ func (h *Host) dropLeft(ctx context.Context, uuid string) error {
 // stays refuses to start, or to remove the disks of, a guest that has left.
 func (h *Host) stays(d driver.Domain) error {
 	rec, found, err := memory.Recall[leftByHand](h.memory, leaving(d.UUID), memoryLeftByHand)
-	if err == nil && (rec.Kept || !found && !hasLeft(d)) {
+	if err == nil && (rec.Kept || !found && !d.HasLeft()) {
 		return nil
 	}
 	return fault.Refuse(fault.Forbidden, "", fault.Reason{

@@ -63,21 +63,6 @@ func (h *Host) place(t *topology.GuestTopology, a topology.Assignment) domainxml
 
 func (h *Host) placeOf(c claims.Claim) domainxml.Place { return h.place(c.Topology, c.Assignment) }
 
-// asItRuns is a guest's topology with the page sizes that it got: memory cannot
-// change its pages while it is sent.
-func asItRuns(t *topology.GuestTopology, a topology.Assignment) *topology.GuestTopology {
-	t = t.Clone()
-	if t == nil {
-		return nil
-	}
-	for i := range t.Cells {
-		if i < len(a.Cells) && a.Cells[i].PageSize > 0 {
-			t.Cells[i].PageSize = topology.PageRequest(a.Cells[i].PageSize)
-		}
-	}
-	return t
-}
-
 // immovable names the devices of a guest that a live migration cannot take
 // along: those that its claim does not hold, and those that nobody said can be
 // migrated (Nova's live_migratable).
@@ -117,26 +102,11 @@ func notMovable(what, change string) fault.Reason {
 	return fault.Reason{Code: deviceNotMigratable, Message: what + " cannot be live-migrated", Have: what, Change: change}
 }
 
-// usesOf are the amounts of a guest whose document has that topology; uses where
-// it has none. The cells decide: each is rounded up by itself, and together they
-// are what is held.
-func usesOf(t *topology.GuestTopology, uses topology.Resources) topology.Resources {
-	if t == nil {
-		return uses
-	}
-	uses.VCPUs, uses.PCPUs = t.CPUs()
-	uses.MemoryMB = 0
-	for _, c := range t.Cells {
-		uses.MemoryMB = topology.AddCapped(uses.MemoryMB, c.MemoryMB)
-	}
-	return uses
-}
-
 // foundIn reads from a guest's document what it has of this host, whoever gave
 // it that, with remarks on what had to be guessed. uses are its amounts.
 func (h *Host) foundIn(doc *domainxml.Doc, uses topology.Resources) (claims.Found, []fault.Reason) {
 	t, a, doubts := doc.Assignment(h.hardware(), h.sharedCPUs())
-	f := claims.Found{Resources: usesOf(t, uses), Topology: t, Assignment: a}
+	f := claims.Found{Resources: demands.UsesOf(t, uses), Topology: t, Assignment: a}
 	for _, d := range a.Devices {
 		// What it would ask of another host: one more like it.
 		f.PCI = append(f.PCI, topology.PCIRequest{

@@ -147,7 +147,7 @@ func (h *Host) mayPowerOff(ctx context.Context, ref migration.Ref, d driver.Doma
 		return gone("the ledger has it, libvirt on " + h.o.Name + " has no such domain")
 	case !d.Persistent:
 		return fault.Refuse(fault.Forbidden, "", notPersistent(d.Name))
-	case halfway(d):
+	case d.Halfway():
 		return fault.New(fault.Busy, "guest %s is %s (%s)", d.Name, d.State, d.Reason)
 	}
 	if d.Active() && h.migrator != nil {
@@ -186,7 +186,7 @@ func (h *Host) nothingSaved(ctx context.Context, d driver.Domain) error {
 // too: none of its processes lives, and nobody has its disks open for writing. See package
 // processes for its refusals; what cannot be read is not off.
 func (h *Host) provenOff(ctx context.Context, d driver.Domain) error {
-	text, err := h.persistentXML(ctx, d.UUID)
+	text, err := driver.Definition(ctx, h.driver, d.UUID)
 	if err != nil {
 		return err
 	}

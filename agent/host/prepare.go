@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 
+	"berth/agent/host/attempts"
 	"berth/agent/host/disks"
 	"berth/agent/host/hooks"
 	"berth/agent/host/memory"
@@ -195,7 +196,7 @@ func (h *Host) preparedLive(ref migration.Ref) (bool, error) {
 // token meanwhile. Who accepts it later has a commit, which nobody can have who also undoes.
 func (h *Host) notArrived(_ context.Context, ref migration.Ref) error {
 	if h.arrived(ref) {
-		return rolledTooLate(h.o.Name)
+		return attempts.TooLate(h.o.Name)
 	}
 	return nil
 }
@@ -238,12 +239,6 @@ func (h *Host) undoPreparation(ctx context.Context, ref migration.Ref) error {
 		return err
 	}
 	return h.tracker.Unremember(ctx, memory.At(ref, memoryPrepared))
-}
-
-func rolledTooLate(host string) error {
-	return fault.Refuse(fault.Forbidden, "", fault.Reason{
-		Code: "token_here", Message: "the guest is " + host + "'s: its token is here", Change: "nothing; the move is past its point of no return",
-	})
 }
 
 // endCopy ends a copy that arrived for this migration and is not the owner. A

@@ -8,6 +8,7 @@ import (
 
 	"berth/agent/host/memory"
 	"berth/claims"
+	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/operation"
@@ -338,7 +339,7 @@ func (h *Host) defineRetaken(ctx context.Context, ref migration.Ref) error {
 	if err != nil || !exists || d.Active() {
 		return err
 	}
-	text, err := h.persistentXML(ctx, ref.Instance)
+	text, err := driver.Definition(ctx, h.driver, ref.Instance)
 	if err != nil || text == "" {
 		return err
 	}

@@ -344,7 +344,7 @@ func (h *Host) lookAtHalf(ctx context.Context, a pendingArrival) (bool, error) {
 		return false, err
 	}
 	d, exists, err := h.domain(ctx, a.ref.Instance)
-	if err != nil || !exists || !inPostCopy(d) {
+	if err != nil || !exists || !d.InPostCopy() {
 		return false, err
 	}
 	unlock, err := h.tryLock(ctx, a.ref.Instance)
@@ -354,8 +354,8 @@ func (h *Host) lookAtHalf(ctx context.Context, a pendingArrival) (bool, error) {
 	defer unlock()
 	// Again: the verb may have ended the stream because all is there.
 	claim, ok := h.tracker.ByOwner(h.attempts.Owner(a.ref))
-	if d, exists, err = h.domain(ctx, a.ref.Instance); err != nil || !exists || !inPostCopy(d) || !ok {
-		return err == nil && exists && inPostCopy(d), err
+	if d, exists, err = h.domain(ctx, a.ref.Instance); err != nil || !exists || !d.InPostCopy() || !ok {
+		return err == nil && exists && d.InPostCopy(), err
 	}
 	if err := h.streams.KeepPostCopy(ctx, a.ref, claim, rec.Source, *rec.Prepared); err != nil {
 		h.log.Warn("the stream of a guest in post-copy is not there", "instance", a.ref.Instance, "migration", a.ref.Migration, "error", err)

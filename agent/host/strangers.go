@@ -244,7 +244,7 @@ func (h *Host) lookAtRunning(ctx context.Context, d driver.Domain) error {
 	if err != nil {
 		return err
 	}
-	if halfway(d) {
+	if d.Halfway() {
 		return fault.New(fault.Busy, "guest %s is on its way", d.Name)
 	}
 	started, err := h.wasStarted(uuid)

@@ -192,17 +192,9 @@ func userReasons(doc document, node driver.Node, host string) []fault.Reason {
 
 func endedOrLeft(r driver.Reason) bool { return streams.Settles(r) }
 
-func hasLeft(d driver.Domain) bool { return d.HasLeft() }
-
-// inPostCopy reports whether part of a guest's memory is on another host, whichever of the
-// two has the domain.
-func inPostCopy(d driver.Domain) bool {
-	return d.Active() && (d.Reason == driver.ReasonPostCopy || d.Reason == driver.ReasonPostCopyFailed)
-}
-
 // wholeHere refuses what must wait until all of a guest's memory is in one place.
 func wholeHere(d driver.Domain, exists bool) error {
-	if exists && inPostCopy(d) {
+	if exists && d.InPostCopy() {
 		return fault.Refuse(fault.Busy, "", fault.Reason{
 			Code: "in_post_copy", Message: fmt.Sprintf("guest %s is in post-copy: part of its memory is still on the other host (%s (%s) here)", d.Name, d.State, d.Reason),
 			Change: "wait until its memory has come; neither of the two domains may be ended before",

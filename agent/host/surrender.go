@@ -116,9 +116,9 @@ func (h *Host) hasLeftUnseen(ctx context.Context, ref migration.Ref) error {
 		return err
 	case !exists:
 		return h.absent(ctx, inst)
-	case hasLeft(d) || !d.Active() && h.LeftByHand(ref.Instance):
+	case d.HasLeft() || !d.Active() && h.LeftByHand(ref.Instance):
 		return h.witness.Off(d.UUID, d.Name, nil)
-	case d.Active() && (d.Reason == driver.ReasonMigrating || inPostCopy(d)):
+	case d.Active() && (d.Reason == driver.ReasonMigrating || d.InPostCopy()):
 		return fault.New(fault.Busy, "its stream is not over: %s (%s)", d.State, d.Reason)
 	case d.Active():
 		return fault.Refuse(fault.InDoubt, "", fault.Reason{

@@ -47,9 +47,9 @@ func (h *Host) Survey(ctx context.Context) ([]Surveyed, error) {
 func (h *Host) survey(ctx context.Context, d driver.Domain) (Surveyed, error) {
 	s := Surveyed{Domain: claims.DomainOff, Paused: d.State == driver.Paused}
 	switch {
-	case hasLeft(d):
+	case d.HasLeft():
 		s.Domain = claims.DomainLeft
-	case d.Active() && halfway(d):
+	case d.Active() && d.Halfway():
 		s.Domain = claims.DomainHalfway
 	case d.Active():
 		s.Domain = claims.DomainRunning

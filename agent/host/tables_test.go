@@ -145,8 +145,8 @@ func TestTables_NoTwoHostsTakeTheGuest(t *testing.T) {
 		fate, _ := fateOf(a)
 		f := migration.AttemptFate{Fate: fate}
 		for _, d := range domains {
-			half := inPostCopy(d)
-			if a.left != (hasLeft(d) || half) || a.active != (d.Active() && !half) {
+			half := d.InPostCopy()
+			if a.left != (d.HasLeft() || half) || a.active != (d.Active() && !half) {
 				continue
 			}
 			then, _ := decideArrival(arrivalState{token: arrivalUnowned, claim: arrivalArriving, half: half, source: wordOfSource(&f, 0)})

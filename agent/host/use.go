@@ -86,7 +86,7 @@ func (h *Host) inUse(ctx context.Context, uuid string) (d driver.Domain, text st
 		return d, "", nil
 	}
 	d, exists, err := h.domain(ctx, uuid)
-	if err != nil || !exists || halfway(d) || hasLeft(d) || h.LeftByHand(uuid) {
+	if err != nil || !exists || d.Halfway() || d.HasLeft() || h.LeftByHand(uuid) {
 		return d, "", err
 	}
 	text, err = h.driver.XML(ctx, uuid, driver.Live)

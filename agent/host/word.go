@@ -56,7 +56,7 @@ func (h *Host) takeWord(ctx context.Context, ref migration.Ref, s migration.Sett
 	if err != nil {
 		return err
 	}
-	half := exists && inPostCopy(d)
+	half := exists && d.InPostCopy()
 	if s.GuestIsAt == h.o.Name && half {
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "half_here", Message: fmt.Sprintf("guest %s is %s (%s) on %s: that is a part of its memory, and cannot run without the rest", d.Name, d.State, d.Reason, h.o.Name),
@@ -450,10 +450,10 @@ func (h *Host) mayBeSettled(ctx context.Context, a pendingArrival, s migration.S
 		}
 	case s.GuestIsAt == h.o.Name && (!exists || !d.Active()):
 		add("no_copy", "no copy of the guest is on "+h.o.Name, "the guest cannot be here")
-	case s.GuestIsAt == h.o.Name && inPostCopy(d):
+	case s.GuestIsAt == h.o.Name && d.InPostCopy():
 		add("half_here", fmt.Sprintf("the copy on %s is %s (%s): part of its memory is at %s", h.o.Name, d.State, d.Reason, a.source),
 			"if "+a.source+" is gone for good, that is lost: end the copy (virsh destroy "+d.Name+")")
-	case s.GuestIsAt == h.o.Name && halfway(d):
+	case s.GuestIsAt == h.o.Name && d.Halfway():
 		add("copy_incomplete", fmt.Sprintf("the copy on %s is not whole: %s (%s)", h.o.Name, d.State, d.Reason), "the guest cannot be here")
 	case s.GuestIsAt == a.source && exists && d.State == driver.Running:
 		add("runs_here", "a copy runs on "+h.o.Name, "look again which of the two copies is the guest")

@@ -6,6 +6,7 @@ package attempts
 
 import (
 	"berth/claims"
+	"berth/internal/fault"
 	"berth/migration"
 )
 
@@ -174,4 +175,11 @@ func (l *Ledger) Moving(uuid string) (string, bool) {
 		return l.Conducting(uuid)
 	}
 	return "", false
+}
+
+// TooLate refuses the undo of what has brought an instance here.
+func TooLate(host string) error {
+	return fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code: "token_here", Message: "the guest is " + host + "'s: its token is here", Change: "nothing; the move is past its point of no return",
+	})
 }

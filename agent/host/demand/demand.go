@@ -58,3 +58,33 @@ func Reasons(err error) []fault.Reason {
 	}
 	return out
 }
+
+// AsItRuns is a guest's topology with the page sizes that it got: memory cannot
+// change its pages while it is sent.
+func AsItRuns(t *topology.GuestTopology, a topology.Assignment) *topology.GuestTopology {
+	t = t.Clone()
+	if t == nil {
+		return nil
+	}
+	for i := range t.Cells {
+		if i < len(a.Cells) && a.Cells[i].PageSize > 0 {
+			t.Cells[i].PageSize = topology.PageRequest(a.Cells[i].PageSize)
+		}
+	}
+	return t
+}
+
+// UsesOf are the amounts of a guest whose document has that topology; uses where
+// it has none. The cells decide: each is rounded up by itself, and together they
+// are what is held.
+func UsesOf(t *topology.GuestTopology, uses topology.Resources) topology.Resources {
+	if t == nil {
+		return uses
+	}
+	uses.VCPUs, uses.PCPUs = t.CPUs()
+	uses.MemoryMB = 0
+	for _, c := range t.Cells {
+		uses.MemoryMB = topology.AddCapped(uses.MemoryMB, c.MemoryMB)
+	}
+	return uses
+}
