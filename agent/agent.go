@@ -307,7 +307,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 		Services: api.Services{
 			Agent: agentService{a}, Instances: instanceService{a}, Claims: claimService{a}, Migrations: migrationService{a},
 			Plans: planService{a}, Verbs: verbs{a.host, a}, Parties: parties{a.tracker}, Moves: recordedMoves(a), Rights: rights{a}, Peer: a.peers.client,
-			Guard: a.guardian, Foreign: hookService{a.host, a}, Audits: auditService{a}, Sides: sideService{a}, Settle: settleService{a},
+			Guard: a.guardian, Foreign: hookService{a.host.External(), a}, Audits: auditService{a}, Sides: sideService{a}, Settle: settleService{a},
 			Deaths: a.deaths, Fleet: fleetService{a}, Drains: drainService{a}, Doctor: a.doctor,
 		},
 		Name: a.name, Identity: a.identity, Runtime: a.rt, Logger: a.log, Started: a.recovered, Closed: a.ledger.state, Probes: a.probes,
@@ -460,7 +460,7 @@ func (a *Agent) serve(ctx context.Context, listeners []net.Listener) error {
 	c := a.opt.Config.Placement
 	begin(task{"reporter", a.ledger.waiting(comesRound(a, loopPlacement, c.Interval.D()+loopLate, a.reporter.Run))})
 	begin(task{"settle and follow", a.runFollow})
-	begin(task{"arrivals", a.ledger.waiting(comesRound(a, loopArrivals, loopLate, a.host.FollowArrivals))})
+	begin(task{"arrivals", a.ledger.waiting(comesRound(a, loopArrivals, loopLate, a.host.External().FollowArrivals))})
 	begin(task{"sides of moves", a.ledger.waiting(comesRound(a, loopMoves, loopLate, a.host.FollowSides))})
 	begin(task{"audit", a.ledger.waiting(comesRound(a, loopAudit, c.AuditInterval.D()*11/10+2*loopLate, a.runAudit))})
 	begin(task{"guard", a.ledger.waiting(a.guardian.run)})

@@ -128,7 +128,7 @@ func (s migrationService) near(ctx context.Context, doing, ref string) (conducte
 	if m, ok, err := s.a.conductedByName(ctx, doing, ref); err != nil || ok {
 		return conducted{migration: m.UUID}, err
 	}
-	if s.a.host.Foreign(claims.Owner{Migration: ref}) { // its guest has left this host
+	if s.a.host.External().Foreign(claims.Owner{Migration: ref}) { // its guest has left this host
 		return s.passOn(ctx, doing, conducted{migration: ref})
 	}
 	return conducted{}, noMove(doing, "migration "+ref+" is not known here", ref)
@@ -184,7 +184,7 @@ func (s migrationService) whoConducts(ctx context.Context, doing, ref string) (c
 // passOn lets a request be passed on once: two hosts that each believe the other to
 // conduct the move would pass it on for ever. A tool's own migration has no conductor.
 func (s migrationService) passOn(ctx context.Context, doing string, c conducted) (conducted, error) {
-	if s.a.host.Foreign(claims.Owner{Migration: c.migration}) {
+	if s.a.host.External().Foreign(claims.Owner{Migration: c.migration}) {
 		no := fault.Reason{
 			Code: "tools_migration", Message: "migration " + c.migration + " is of a tool that moves guests by itself", Have: c.migration,
 			Change: "ask that tool; it tells Berth what it does: berth external --help",

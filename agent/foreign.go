@@ -8,7 +8,8 @@ import (
 	"time"
 
 	"berth/agent/counted"
-	"berth/agent/host"
+	"berth/agent/host/allocation"
+	"berth/agent/host/external"
 	"berth/agent/inventory"
 	"berth/claims"
 	"berth/internal/fault"
@@ -22,30 +23,30 @@ type foreignFleet struct{ a *Agent }
 
 // hookService answers tools that move guests by themselves.
 type hookService struct {
-	*host.Host
+	*external.Migrations
 	a *Agent
 }
 
 // Hook implements api.Foreign: a flavor by name is one of this host's.
-func (s hookService) Hook(ctx context.Context, id, phase string, r host.HookRequest) (host.HookAnswer, error) {
+func (s hookService) Hook(ctx context.Context, id, phase string, r external.HookRequest) (external.HookAnswer, error) {
 	doing := phase + " of migration " + id
 	switch {
 	case r.FlavorName != "" && r.Flavor != nil:
-		return host.HookAnswer{}, twoFlavors(doing)
+		return external.HookAnswer{}, twoFlavors(doing)
 	case r.FlavorName != "":
 		f, known := (*s.a.flavors.Load())[r.FlavorName]
 		if !known {
-			return host.HookAnswer{}, s.a.noFlavor(doing, r.FlavorName)
+			return external.HookAnswer{}, s.a.noFlavor(doing, r.FlavorName)
 		}
 		r.Flavor = &f
 	}
-	return s.Host.Hook(ctx, id, phase, r)
+	return s.Migrations.Hook(ctx, id, phase, r)
 }
 
 // surrenderPatience bounds the question to one host.
 const surrenderPatience = 5 * time.Second
 
-// TakeToken implements host.Fleet. Every host of Placement and of [peers] is asked,
+// TakeToken implements external.Fleet. Every host of Placement and of [peers] is asked,
 // first the one that it is said to come from and those that Placement says hold
 // its allocation. A host that is silent keeps the answer open where it may be the
 // owner: one that was named, or holds an allocation. A provider of Placement's that
@@ -152,7 +153,7 @@ func (f foreignFleet) askOne(ctx context.Context, host string, ref migration.Ref
 	return peer.Surrender(ctx, ref)
 }
 
-// HeldElsewhere implements host.Fleet.
+// HeldElsewhere implements external.Fleet.
 func (f foreignFleet) HeldElsewhere(ctx context.Context, instance string) (bool, error) {
 	a := f.a
 	asking, cancel := a.rt.WithTimeout(ctx, surrenderPatience)
@@ -190,8 +191,8 @@ func elsewhere(tree *inventory.Tree, providers []placementclient.ResourceProvide
 	return false
 }
 
-// TakeAllocation implements host.Fleet.
-func (f foreignFleet) TakeAllocation(ctx context.Context, a host.Allocation) error {
+// TakeAllocation implements external.Fleet.
+func (f foreignFleet) TakeAllocation(ctx context.Context, a allocation.Allocation) error {
 	if inst, ok := f.a.tracker.Instance(a.Consumer); !ok || inst.Token.State != claims.TokenHere {
 		return fault.New(fault.Forbidden, "take the allocation of instance %s: its token is not on %s", a.Consumer, f.a.name)
 	}

@@ -113,9 +113,9 @@ func (g *guardian) ledger() []guard.Owner {
 		switch {
 		case o.Kind == claims.KindInstance:
 			claimed[o.Instance] = true
-		case o.Kind == claims.KindLiveMigration && c.State == claims.Arriving && !a.host.Undone(o):
+		case o.Kind == claims.KindLiveMigration && c.State == claims.Arriving && !a.host.External().Undone(o):
 			rows[o.Instance] = guard.Owner{
-				Instance: o.Instance, State: guard.OwnerArriving, Migration: o.Migration, Foreign: a.host.Foreign(o),
+				Instance: o.Instance, State: guard.OwnerArriving, Migration: o.Migration, Foreign: a.host.External().Foreign(o),
 			}
 		}
 	}
@@ -170,7 +170,7 @@ func (g *guardian) facts(c guard.Call, d guard.Document) guard.Facts {
 			f.Claimed = true
 		case claims.KindLiveMigration:
 			f.Arrival = &guard.Arrival{
-				Migration: o.Migration, Foreign: a.host.Foreign(o), Undone: a.host.Undone(o),
+				Migration: o.Migration, Foreign: a.host.External().Foreign(o), Undone: a.host.External().Undone(o),
 				Pending: claim.State == claims.Pending, Begun: g.isBegun(d),
 			}
 		case claims.KindResize, claims.KindEvacuation:
@@ -212,7 +212,7 @@ func (g *guardian) Guard(ctx context.Context, c guard.Call) (guard.Answer, error
 		g.begin(guard.ReadDocument(document))
 		answer.DomainXML = document
 	case guard.ClaimArrival:
-		document, err := g.a.host.ClaimArrival(ctx, c.DomainXML)
+		document, err := g.a.host.External().ClaimArrival(ctx, c.DomainXML)
 		if err != nil {
 			answer = refusedBy(err)
 			break
@@ -399,7 +399,4 @@ func (g *guardian) state(hook string) (state, change string) {
 	return fmt.Sprintf("active, last called %s ago", g.a.rt.Now().Sub(at).Round(time.Second)), ""
 }
 
-var (
-	_ api.Guard   = (*guardian)(nil)
-	_ api.Foreign = (*host.Host)(nil)
-)
+var _ api.Guard = (*guardian)(nil)

@@ -15,6 +15,7 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/host"
+	"berth/agent/host/external"
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/internal/pki"
@@ -337,13 +338,13 @@ func TestResize_AToolsOwnIsEndedByItsHooks(t *testing.T) {
 	const tools = "66666666-6666-4666-8666-666666666601"
 	text, err := p.fleet.Host("host-a").XML(t.Context(), id, driver.Persistent)
 	p.must(err)
-	hook := func(at, phase string, r host.HookRequest) host.HookAnswer {
+	hook := func(at, phase string, r external.HookRequest) external.HookAnswer {
 		t.Helper()
 		a, err := p.clients[at].MigrationHook(t.Context(), tools, phase, r)
 		p.must(err)
 		return a
 	}
-	a := hook("host-b", host.PhasePrepResize, host.HookRequest{Instance: id, Source: "host-a", DomainXML: text, Flavor: &larger})
+	a := hook("host-b", external.PhasePrepResize, external.HookRequest{Instance: id, Source: "host-a", DomainXML: text, Flavor: &larger})
 	refused := func(what string, err error, advice ...string) {
 		t.Helper()
 		got := fmt.Sprint(err)
@@ -359,12 +360,12 @@ func TestResize_AToolsOwnIsEndedByItsHooks(t *testing.T) {
 			t.Errorf("%s: %s, which does nothing for a tool's migration", what, got)
 		}
 	}
-	hook("host-a", host.PhaseResizeInstance, host.HookRequest{Instance: id, Destination: "host-b"})
+	hook("host-a", external.PhaseResizeInstance, external.HookRequest{Instance: id, Destination: "host-b"})
 	_, err = p.clients["host-b"].AbortMigration(t.Context(), tools)
 	refused("abort on its way", err, "berth external --help")
 	p.must(p.fleet.Host("host-a").Destroy(t.Context(), id))
 	p.must(p.fleet.Host("host-b").Define(t.Context(), a.DestinationXML))
-	hook("host-b", host.PhaseFinishResize, host.HookRequest{})
+	hook("host-b", external.PhaseFinishResize, external.HookRequest{})
 
 	next := []string{"berth external confirm-resize --migration " + tools + " on host-a and on host-b", "berth external revert-resize on host-b", "finish-revert-resize on host-a"}
 	status, resize := p.seen("host-b", "web")
@@ -384,8 +385,8 @@ func TestResize_AToolsOwnIsEndedByItsHooks(t *testing.T) {
 		_, err = p.clients[at].DeleteInstance(t.Context(), "web", api.DeleteInstance{})
 		refused("delete at "+at, err, next...)
 	}
-	hook("host-a", host.PhaseConfirmResize, host.HookRequest{})
-	hook("host-b", host.PhaseConfirmResize, host.HookRequest{})
+	hook("host-a", external.PhaseConfirmResize, external.HookRequest{})
+	hook("host-b", external.PhaseConfirmResize, external.HookRequest{})
 	if status, resize := p.seen("host-b", "web"); status != "SHUTOFF" || resize != nil {
 		t.Errorf("confirmed: %s %+v", status, resize)
 	}

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"berth/agent/guard"
-	"berth/agent/host"
+	"berth/agent/host/external"
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/operation"
@@ -20,8 +20,8 @@ type Guard interface {
 
 // Foreign is for migrations that Berth does not conduct.
 type Foreign interface {
-	// Hook answers a tool that conducts one; phase is one of host.Phases.
-	Hook(ctx context.Context, migration, phase string, r host.HookRequest) (host.HookAnswer, error)
+	// Hook answers a tool that conducts one; phase is one of external.Phases.
+	Hook(ctx context.Context, migration, phase string, r external.HookRequest) (external.HookAnswer, error)
 	// Surrender gives the token of a guest that left by one to the host where it
 	// runs now, if its own domain says that it left.
 	Surrender(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error)
@@ -47,9 +47,9 @@ func foreignRows() []route {
 	ask.timeout = guardWait
 	hook := write(http.MethodPut, "/v1/migrations/{migration}/hooks/{phase}", "migration-hook",
 		"A tool tells what its own migration is about to do or has done: pre-live-migration, prep-resize and pre-rebuild-instance claim and prepare; resize-instance lets a source give its guest away; the others end or undo that.", operators,
-		func(s *Server, r *http.Request, in host.HookRequest) (host.HookAnswer, error) {
+		func(s *Server, r *http.Request, in external.HookRequest) (external.HookAnswer, error) {
 			if err := tooLong(in.Instance, in.Source, in.Destination, in.FlavorName); err != nil {
-				return host.HookAnswer{}, err
+				return external.HookAnswer{}, err
 			}
 			return s.svc.Foreign.Hook(r.Context(), r.PathValue("migration"), r.PathValue("phase"), in)
 		})
@@ -69,7 +69,7 @@ func (c *Client) Guard(ctx context.Context, call guard.Call) (out guard.Answer, 
 }
 
 // MigrationHook tells a phase of a tool's own migration; safe to repeat.
-func (c *Client) MigrationHook(ctx context.Context, migration, phase string, r host.HookRequest) (out host.HookAnswer, err error) {
+func (c *Client) MigrationHook(ctx context.Context, migration, phase string, r external.HookRequest) (out external.HookAnswer, err error) {
 	return out, c.do(ctx, http.MethodPut, "/v1/migrations/"+url.PathEscape(migration)+"/hooks/"+url.PathEscape(phase), r, &out, repeatable)
 }
 

@@ -7,7 +7,7 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/guard"
-	"berth/agent/host"
+	"berth/agent/host/external"
 	"berth/internal/fault"
 	"berth/migration"
 )
@@ -21,8 +21,8 @@ func (*fakeForeign) Guard(_ context.Context, c guard.Call) (guard.Answer, error)
 	return guard.Answer{Allow: c.Operation == guard.Start, DomainXML: c.DomainXML}, nil
 }
 
-func (*fakeForeign) Hook(_ context.Context, migration, phase string, r host.HookRequest) (host.HookAnswer, error) {
-	return host.HookAnswer{Migration: migration, Claim: phase + " " + r.Instance, Reasons: []fault.Reason{}}, nil
+func (*fakeForeign) Hook(_ context.Context, migration, phase string, r external.HookRequest) (external.HookAnswer, error) {
+	return external.HookAnswer{Migration: migration, Claim: phase + " " + r.Instance, Reasons: []fault.Reason{}}, nil
 }
 
 func (f *fakeForeign) Surrender(_ context.Context, ref migration.Ref, to string) (migration.Commit, error) {
@@ -73,12 +73,12 @@ func TestSurrender_GoesToTheCallersOwnName(t *testing.T) {
 func TestMigrationHook_ByToolsAndNotByHosts(t *testing.T) {
 	ours := newCA(t, "ours")
 	w := serve(t, "host-a", ours.host("host-a"))
-	a, err := client(t, api.ClientOptions{Socket: w.socket}).MigrationHook(t.Context(), "m-1", host.PhasePreLive, host.HookRequest{Instance: "i-1"})
+	a, err := client(t, api.ClientOptions{Socket: w.socket}).MigrationHook(t.Context(), "m-1", external.PhasePreLive, external.HookRequest{Instance: "i-1"})
 	if err != nil || a.Migration != "m-1" || a.Claim != "pre-live-migration i-1" {
 		t.Errorf("%+v, %v", a, err)
 	}
 	o := api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.host("host-b"), As: "host-b"}
-	if _, err := client(t, o).MigrationHook(t.Context(), "m-1", host.PhasePost, host.HookRequest{}); !errors.Is(err, fault.Forbidden) {
+	if _, err := client(t, o).MigrationHook(t.Context(), "m-1", external.PhasePost, external.HookRequest{}); !errors.Is(err, fault.Forbidden) {
 		t.Errorf("asked by a host: %v", err)
 	}
 }

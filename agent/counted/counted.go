@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"berth/agent/host"
+	"berth/agent/host/allocation"
 	"berth/agent/inventory"
 	"berth/internal/fault"
 	"berth/placementclient"
@@ -73,7 +74,7 @@ func (p Allocations) Put(ctx context.Context, consumer string, change func(t *in
 
 // beside gives a tree that knows what others hold of it, where that decides on which
 // cell a guest is counted that floats over them and is not counted yet.
-func (p Allocations) beside(ctx context.Context, t *inventory.Tree, a host.Allocation, now placementclient.Allocations) (*inventory.Tree, error) {
+func (p Allocations) beside(ctx context.Context, t *inventory.Tree, a allocation.Allocation, now placementclient.Allocations) (*inventory.Tree, error) {
 	cells := t.Undecided(inventory.Held{Resources: a.Resources, Assignment: a.Assignment, Consumer: a.Consumer}, now.Allocations)
 	if len(cells) == 0 {
 		return t, nil
@@ -94,7 +95,7 @@ func (p Allocations) beside(ctx context.Context, t *inventory.Tree, a host.Alloc
 }
 
 // Wanted is the allocation that a claim stands for.
-func Wanted(t *inventory.Tree, a host.Allocation, now placementclient.Allocations) placementclient.Allocations {
+func Wanted(t *inventory.Tree, a allocation.Allocation, now placementclient.Allocations) placementclient.Allocations {
 	return placementclient.Allocations{
 		Allocations: t.Place(inventory.Held{Resources: a.Resources, Assignment: a.Assignment, Consumer: a.Consumer}, now.Allocations),
 		ProjectID:   a.ProjectID, UserID: a.UserID, ConsumerType: placementclient.ConsumerInstance,
@@ -102,7 +103,7 @@ func Wanted(t *inventory.Tree, a host.Allocation, now placementclient.Allocation
 }
 
 // PutAllocation implements host.Placement.
-func (p Allocations) PutAllocation(ctx context.Context, a host.Allocation) error {
+func (p Allocations) PutAllocation(ctx context.Context, a allocation.Allocation) error {
 	return p.Put(ctx, a.Consumer, func(t *inventory.Tree, now placementclient.Allocations) (placementclient.Allocations, bool, error) {
 		var elsewhere []fault.Reason
 		for _, rp := range NotOf(t, now.Allocations) {
@@ -166,7 +167,7 @@ func without(t *inventory.Tree, held map[string]placementclient.Resources) map[s
 
 // Place implements host.Placement. What the consumer holds matters only where a
 // guest floats over the cells of a nested tree.
-func (p Allocations) Place(ctx context.Context, a host.Allocation) (map[string]placementclient.Resources, error) {
+func (p Allocations) Place(ctx context.Context, a allocation.Allocation) (map[string]placementclient.Resources, error) {
 	t, err := p.Standing()
 	if err != nil {
 		return nil, fmt.Errorf("find the providers of instance %s: %w", a.Consumer, err)

@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"berth/agent/host"
+	"berth/agent/host/allocation"
 	"berth/agent/inventory"
 	"berth/internal/fault"
 	"berth/placement"
@@ -47,7 +47,7 @@ func TestAllocations_ADiskOnASharingProvider(t *testing.T) {
 
 func TestAllocations_WaitForTheTree(t *testing.T) {
 	a := Allocations{nil, func() (*inventory.Tree, bool) { return nil, false }}
-	_, err := a.Place(t.Context(), host.Allocation{Consumer: "i"})
+	_, err := a.Place(t.Context(), allocation.Allocation{Consumer: "i"})
 	if !errors.Is(err, fault.Unavailable) || len(fault.ReasonsOf(err)) != 1 || a.Providers() != nil {
 		t.Errorf("without a tree: %v, %v; want that it is not available, and why", err, a.Providers())
 	}
@@ -120,7 +120,7 @@ func TestAllocations_LeaveAloneWhatIsAnotherHosts(t *testing.T) {
 	server := servedPlacement(t, inventories{here: machine, there: machine})
 	client, ctx := clientOf(t, server, 0), t.Context()
 	at := func(root string) Allocations { return on(client, root, root) }
-	wants := host.Allocation{Consumer: instance, Resources: topology.Resources{VCPUs: 1, MemoryMB: 64}, ProjectID: "p", UserID: "u"}
+	wants := allocation.Allocation{Consumer: instance, Resources: topology.Resources{VCPUs: 1, MemoryMB: 64}, ProjectID: "p", UserID: "u"}
 	held := func(what string, want map[string]placementclient.Resources) {
 		t.Helper()
 		got, err := client.Allocations(ctx, instance)
@@ -192,7 +192,7 @@ func TestAllocations_AFloatingGuestIsCountedWhereRoomIs(t *testing.T) {
 		}
 	}
 	p := Allocations{client, func() (*inventory.Tree, bool) { return tree, true }}
-	wants := host.Allocation{Consumer: instance, Resources: topology.Resources{VCPUs: 1, MemoryMB: 600}, ProjectID: "p", UserID: "u"}
+	wants := allocation.Allocation{Consumer: instance, Resources: topology.Resources{VCPUs: 1, MemoryMB: 600}, ProjectID: "p", UserID: "u"}
 	for _, c := range tree.Cells {
 		other := wants
 		other.Consumer = full

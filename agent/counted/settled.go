@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"berth/agent/host"
+	"berth/agent/host/allocation"
 	"berth/agent/inventory"
 	"berth/internal/fault"
 	"berth/migration/halves"
@@ -109,7 +110,7 @@ func (p Allocations) CountedHere(ctx context.Context, instance string) (bool, er
 }
 
 // SettleHere implements host.Moved.
-func (p Allocations) SettleHere(ctx context.Context, a host.Allocation, migration string) error {
+func (p Allocations) SettleHere(ctx context.Context, a allocation.Allocation, migration string) error {
 	return p.settle(ctx, a.Consumer, migration, func(t *inventory.Tree, now movers) (movers, error) {
 		t, err := p.beside(ctx, t, a, now.instance)
 		if err != nil {

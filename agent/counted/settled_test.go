@@ -6,7 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"berth/agent/host"
+	"berth/agent/host/allocation"
 	"berth/agent/inventory"
 	"berth/internal/fault"
 	"berth/placementclient"
@@ -46,7 +46,7 @@ func TestAllocations_AMoveWithoutItsConductor(t *testing.T) {
 	}
 	here := func(root string, r topology.Resources) func() error {
 		return func() error {
-			return at(root).SettleHere(ctx, host.Allocation{Consumer: instance, Resources: r, ProjectID: "p", UserID: "u"}, move)
+			return at(root).SettleHere(ctx, allocation.Allocation{Consumer: instance, Resources: r, ProjectID: "p", UserID: "u"}, move)
 		}
 	}
 	keep, take := topology.Resources{VCPUs: 1, MemoryMB: 64}, topology.Resources{VCPUs: 2, MemoryMB: 128}

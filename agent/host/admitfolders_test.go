@@ -74,7 +74,7 @@ func TestArrival_FoldersAndOthersSocketsAreRefused(t *testing.T) {
 			}
 		}
 		t.Run(tt.name+", virsh", func(t *testing.T) {
-			_, err := b.ClaimArrival(t.Context(), change(l.document("a", v.UUID)))
+			_, err := b.External().ClaimArrival(t.Context(), change(l.document("a", v.UUID)))
 			refusedFor(t, err, tt.code)
 		})
 	}

@@ -266,7 +266,7 @@ func TestPreLive_TheChainsOfImagesAreClosed(t *testing.T) {
 	}
 	t.Run("virsh", func(t *testing.T) {
 		b.putHeader(t, "-F", "qcow2", "-b", "/images/template.qcow2")
-		got, err := b.ClaimArrival(t.Context(), c.guest.XML)
+		got, err := b.External().ClaimArrival(t.Context(), c.guest.XML)
 		l.must("claim", err)
 		if !strings.Contains(plain(got), template) {
 			t.Errorf("libvirt gets\n%s\nwant %s", got, template)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"berth/agent/host/allocation"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
@@ -242,7 +243,7 @@ func (h *Host) settleAdopted(ctx context.Context, d driver.Domain, inst claims.I
 	if h.o.Placement == nil {
 		return out
 	}
-	err := h.o.Placement.PutAllocation(ctx, allocationOf(inst, claim))
+	err := h.o.Placement.PutAllocation(ctx, allocation.Of(inst, claim))
 	switch {
 	case errors.Is(err, fault.Forbidden) && len(fault.ReasonsOf(err)) > 0:
 		out = append(out, fault.ReasonsOf(err)...)

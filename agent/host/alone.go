@@ -5,10 +5,5 @@ import "context"
 // Alone runs f while no verb works on an instance, for what is written of it from
 // outside its verbs. It waits no longer than ctx, and then says fault.Busy.
 func (h *Host) Alone(ctx context.Context, instance string, f func(ctx context.Context) error) error {
-	unlock, err := h.memory.Lock(ctx, instance)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	return f(ctx)
+	return h.memory.Alone(ctx, instance, f)
 }

@@ -155,7 +155,7 @@ func (h *Host) checkNames(ctx context.Context, no *refusal, g migration.Guest, f
 	for _, d := range all {
 		switch {
 		case d.UUID == g.UUID:
-			left, err := h.leftBehind(d, from)
+			left, err := h.external.LeftBehind(d, from)
 			if err != nil {
 				return err
 			}

@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 
+	"berth/agent/host/allocation"
 	"berth/agent/host/attempts"
 	"berth/agent/host/memory"
 	"berth/claims"
@@ -41,7 +42,7 @@ func (h *Host) claimAny(ctx context.Context, ref migration.Ref, c migration.Clai
 // is what it was given.
 func (h *Host) countClaim(ctx context.Context, ref migration.Ref, c migration.ClaimRequest, a migration.ClaimAnswer) (migration.ClaimAnswer, error) {
 	var err error
-	a.Allocations, err = h.countedOn(ctx, Allocation{Consumer: ref.Instance, Resources: a.Resources, Assignment: a.Assignment})
+	a.Allocations, err = h.countedOn(ctx, allocation.Allocation{Consumer: ref.Instance, Resources: a.Resources, Assignment: a.Assignment})
 	return a, wrap(err, "claim %s on %s", c.Guest.Name, h.o.Name)
 }
 

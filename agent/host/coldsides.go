@@ -29,7 +29,7 @@ func (h *Host) coldArrivals() []pendingArrival {
 	var out []pendingArrival
 	seen := map[string]bool{}
 	for _, c := range h.tracker.List() {
-		if c.Owner.Kind != claims.KindResize || c.State != claims.Pending && c.State != claims.Arriving || h.Foreign(c.Owner) {
+		if c.Owner.Kind != claims.KindResize || c.State != claims.Pending && c.State != claims.Arriving || h.external.Foreign(c.Owner) {
 			continue
 		}
 		a := pendingArrival{ref: attempts.RefOf(c.Owner), claim: arrivalArriving, way: wayCold}
@@ -55,14 +55,14 @@ func (h *Host) coldArrivals() []pendingArrival {
 			continue
 		}
 		ref := migration.Ref{Migration: r.Migration, Instance: rec.Instance.UUID, Attempt: r.Attempt}
-		if seen[memory.Key(ref)] || h.attempts.GoneOn(ref) || h.takenBack(attempts.OwnerOf(ref, claims.KindResize)) || h.Foreign(attempts.OwnerOf(ref, claims.KindResize)) {
+		if seen[memory.Key(ref)] || h.attempts.GoneOn(ref) || h.takenBack(attempts.OwnerOf(ref, claims.KindResize)) || h.external.Foreign(attempts.OwnerOf(ref, claims.KindResize)) {
 			continue
 		}
 		out = append(out, pendingArrival{ref: ref, source: rec.Source, claim: arrivalNone, way: wayCold})
 	}
 	for _, mc := range h.tracker.Contexts() {
 		ref := migration.Ref{Migration: mc.Migration, Instance: mc.Instance, Attempt: h.tracker.Accepted(mc.Migration)}
-		if mc.Source == h.o.Name && ref.Attempt > 0 && !seen[memory.Key(ref)] && h.attempts.Accepted(ref) && !h.Foreign(attempts.OwnerOf(ref, claims.KindResize)) {
+		if mc.Source == h.o.Name && ref.Attempt > 0 && !seen[memory.Key(ref)] && h.attempts.Accepted(ref) && !h.external.Foreign(attempts.OwnerOf(ref, claims.KindResize)) {
 			out = append(out, pendingArrival{ref: ref, source: mc.Destination, claim: arrivalNone, way: wayBack})
 		}
 	}

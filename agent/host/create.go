@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"berth/agent/host/allocation"
 	"berth/agent/host/disks"
 	"berth/claims"
 	"berth/driver"
@@ -339,7 +340,7 @@ func (c *creating) run(ctx context.Context) error {
 	}
 	if h.o.Placement != nil {
 		c.allocated = true
-		if err := h.o.Placement.PutAllocation(ctx, allocationOf(c.plan.inst, claim)); err != nil {
+		if err := h.o.Placement.PutAllocation(ctx, allocation.Of(c.plan.inst, claim)); err != nil {
 			return wrap(err, "write its allocation")
 		}
 	}

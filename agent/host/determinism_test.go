@@ -112,7 +112,7 @@ func simulate(t *testing.T, seed uint64) string {
 				t.Error(err)
 			}
 			p.Go("follow", func() { _ = h.Follow(ctx) })
-			p.Go("arrivals", func() { _ = h.FollowArrivals(ctx) })
+			p.Go("arrivals", func() { _ = h.External().FollowArrivals(ctx) })
 		})
 	}
 	over := false

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"berth/agent/host/allocation"
 	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/internal/fault"
@@ -213,7 +214,7 @@ func (h *Host) countEnded(ctx context.Context, moved Moved, e claims.Ended) erro
 	case !bound:
 		err = fault.New(fault.Unavailable, "instance %s has no claim of its own on %s yet", e.Instance, h.o.Name)
 	default:
-		err = moved.SettleHere(ctx, allocationOf(inst, claim), e.Migration)
+		err = moved.SettleHere(ctx, allocation.Of(inst, claim), e.Migration)
 	}
 	if err == nil {
 		h.noteEnded(e.Migration, keptNothing)

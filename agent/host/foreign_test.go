@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"berth/agent/host"
+	"berth/agent/host/allocation"
+	"berth/agent/host/external"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
@@ -44,7 +46,7 @@ func (f fellows) TakeToken(ctx context.Context, ref migration.Ref, _ string) (mi
 		if f.silent[name] {
 			return migration.Commit{}, false, fault.New(fault.Unavailable, "host %s is silent", name)
 		}
-		c, err := n.Surrender(ctx, ref, f.name)
+		c, err := n.External().Surrender(ctx, ref, f.name)
 		if !errors.Is(err, fault.NotFound) {
 			return c, err == nil, err
 		}
@@ -58,7 +60,7 @@ func (f fellows) HeldElsewhere(ctx context.Context, instance string) (bool, erro
 	return len(held.Allocations) > 0, err
 }
 
-func (f fellows) TakeAllocation(ctx context.Context, a host.Allocation) error {
+func (f fellows) TakeAllocation(ctx context.Context, a allocation.Allocation) error {
 	for name := range f.l.hosts {
 		if err := f.l.placement.of(name).DeleteAllocation(ctx, a.Consumer); err != nil {
 			return err
@@ -126,8 +128,8 @@ func (l *foreignLab) arrival(on, uuid string) migration.Ref {
 	l.t.Helper()
 	for _, c := range l.hosts[on].tracker.ByInstance(uuid) {
 		if c.Owner.Migration != "" {
-			if !l.hosts[on].Foreign(c.Owner) || c.State != claims.Arriving {
-				l.t.Fatalf("the claim is %s, foreign %t", c.State, l.hosts[on].Foreign(c.Owner))
+			if !l.hosts[on].External().Foreign(c.Owner) || c.State != claims.Arriving {
+				l.t.Fatalf("the claim is %s, foreign %t", c.State, l.hosts[on].External().Foreign(c.Owner))
 			}
 			return migration.Ref{Migration: c.Owner.Migration, Instance: uuid, Attempt: c.Owner.Attempt}
 		}
@@ -144,10 +146,10 @@ func TestForeign_TheWayBackReplacesWhatWasLeft(t *testing.T) {
 	ctx := t.Context()
 	v := l.guest("a", "web")
 	a, b := l.hosts["a"], l.hosts["b"]
-	document, err := b.ClaimArrival(ctx, l.document("a", v.UUID))
+	document, err := b.External().ClaimArrival(ctx, l.document("a", v.UUID))
 	l.must("claim on arrival", err)
 	l.migrate("a", "b", v.UUID, document)
-	l.must("follow", b.FollowArrival(ctx, l.arrival("b", v.UUID)))
+	l.must("follow", b.External().FollowArrival(ctx, l.arrival("b", v.UUID)))
 	l.state("a", v.UUID, driver.ShutOff)
 	g, err := operation.Inspect.Ask(ctx, b, migration.Ref{Instance: v.UUID})
 	l.must("inspect", err)
@@ -193,22 +195,22 @@ func TestForeign_TokenFollowsByItsGiversSurrender(t *testing.T) {
 	g := l.guest("a", "web")
 	a, b := l.hosts["a"], l.hosts["b"]
 
-	document, err := b.ClaimArrival(ctx, l.document("a", g.UUID))
+	document, err := b.External().ClaimArrival(ctx, l.document("a", g.UUID))
 	l.must("claim on arrival", err)
 	ref := l.arrival("b", g.UUID)
-	l.must("look before it comes", b.FollowArrival(ctx, ref))
+	l.must("look before it comes", b.External().FollowArrival(ctx, ref))
 	l.migrate("a", "b", g.UUID, document)
 
 	// While the giver is silent the guest runs, and is not this host's.
 	l.silent["a"] = true
-	l.wantKind("follow while the source is silent", b.FollowArrival(ctx, ref), fault.Unavailable)
+	l.wantKind("follow while the source is silent", b.External().FollowArrival(ctx, ref), fault.Unavailable)
 	if _, known := b.tracker.Instance(g.UUID); known {
 		t.Error("b owns the guest though nobody gave it")
 	}
 	l.state("b", g.UUID, driver.Running)
 	delete(l.silent, "a")
 
-	l.must("follow", b.FollowArrival(ctx, ref))
+	l.must("follow", b.External().FollowArrival(ctx, ref))
 	inst, _ := b.tracker.Instance(g.UUID)
 	if inst.Token.State != claims.TokenHere || inst.Token.Epoch != 2 || inst.ProjectID == "" {
 		t.Errorf("b has %+v", inst)
@@ -230,12 +232,12 @@ func TestForeign_TokenFollowsByItsGiversSurrender(t *testing.T) {
 	}
 	// And forgets it with its definition.
 	l.must("undefine", a.fake.Undefine(ctx, g.UUID))
-	_, err = a.Hook(ctx, ref.Migration, host.PhasePost, host.HookRequest{})
+	_, err = a.External().Hook(ctx, ref.Migration, external.PhasePost, external.HookRequest{})
 	l.must("post-live-migration", err)
 	if left, known := a.tracker.Instance(g.UUID); known {
 		t.Errorf("a still has %+v", left)
 	}
-	l.must("follow what is done", b.FollowArrival(ctx, ref))
+	l.must("follow what is done", b.External().FollowArrival(ctx, ref))
 }
 
 func TestForeign_AllocationIsWrittenWhenPlacementIsBack(t *testing.T) {
@@ -243,12 +245,12 @@ func TestForeign_AllocationIsWrittenWhenPlacementIsBack(t *testing.T) {
 	ctx := t.Context()
 	g := l.guest("a", "web")
 	b := l.hosts["b"]
-	document, err := b.ClaimArrival(ctx, l.document("a", g.UUID))
+	document, err := b.External().ClaimArrival(ctx, l.document("a", g.UUID))
 	l.must("claim on arrival", err)
 	ref := l.arrival("b", g.UUID)
 	l.migrate("a", "b", g.UUID, document)
 	l.placement.breakWith(fault.New(fault.Unavailable, "placement is down"))
-	l.wantKind("follow without Placement", b.FollowArrival(ctx, ref), fault.Unavailable)
+	l.wantKind("follow without Placement", b.External().FollowArrival(ctx, ref), fault.Unavailable)
 	if inst, _ := b.tracker.Instance(g.UUID); inst.Token.State != claims.TokenHere {
 		t.Errorf("b has %+v: bookkeeping kept it from its guest", inst)
 	}
@@ -260,7 +262,7 @@ func TestForeign_AllocationIsWrittenWhenPlacementIsBack(t *testing.T) {
 	l.placement.breakWith(nil)
 	following, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
-	go func() { done <- b.FollowArrivals(following) }()
+	go func() { done <- b.External().FollowArrivals(following) }()
 	patient, cancel := l.rt.WithTimeout(ctx, patience)
 	defer cancel()
 	for l.placement.all()[g.UUID].Allocations["rp-b"] == nil {
@@ -270,7 +272,7 @@ func TestForeign_AllocationIsWrittenWhenPlacementIsBack(t *testing.T) {
 	}
 	stop()
 	l.must("stop", <-done)
-	l.must("follow what is done", b.FollowArrival(ctx, ref))
+	l.must("follow what is done", b.External().FollowArrival(ctx, ref))
 	if got := l.picture()["b memories"]; len(got) > 0 || len(b.Unsettled()) > 0 {
 		t.Errorf("b remembers %v, and is unsettled for %v", got, b.Unsettled())
 	}
@@ -289,11 +291,11 @@ func TestForeign_GuestThatNobodyOwnsIsAdoptedOnArrival(t *testing.T) {
 	l.boot("a", nil)
 
 	b := l.hosts["b"]
-	document, err := b.ClaimArrival(ctx, l.document("a", g.UUID))
+	document, err := b.External().ClaimArrival(ctx, l.document("a", g.UUID))
 	l.must("claim on arrival", err)
 	ref := l.arrival("b", g.UUID)
 	l.migrate("a", "b", g.UUID, document)
-	l.must("follow", b.FollowArrival(ctx, ref))
+	l.must("follow", b.External().FollowArrival(ctx, ref))
 	if inst, _ := b.tracker.Instance(g.UUID); inst.Token.State != claims.TokenHere || inst.Token.Epoch < 2 {
 		t.Errorf("b has %+v, want an epoch above that of the document", inst)
 	}
@@ -308,18 +310,18 @@ func TestForeign_RefusedBeforeAnythingMoves(t *testing.T) {
 		l.guest("b", name)
 	}
 	before := l.picture()
-	_, err := l.hosts["b"].ClaimArrival(ctx, l.document("a", g.UUID))
+	_, err := l.hosts["b"].External().ClaimArrival(ctx, l.document("a", g.UUID))
 	l.wantKind("claim on a full host", err, fault.DoesNotFit)
 	if len(fault.ReasonsOf(err)) == 0 {
 		t.Errorf("%v lists no reasons", err)
 	}
 	l.hosts["b"].mode = host.ModeObserve
-	_, err = l.hosts["b"].ClaimArrival(ctx, l.document("a", g.UUID))
+	_, err = l.hosts["b"].External().ClaimArrival(ctx, l.document("a", g.UUID))
 	l.wantKind("claim in mode observe", err, fault.Forbidden)
 	l.hosts["b"].mode = "manage"
-	_, err = l.hosts["b"].ClaimArrival(ctx, "<domain/>")
+	_, err = l.hosts["b"].External().ClaimArrival(ctx, "<domain/>")
 	l.wantKind("claim for a document that is none", err, fault.Invalid)
-	_, err = l.hosts["a"].ClaimArrival(ctx, l.document("a", g.UUID))
+	_, err = l.hosts["a"].External().ClaimArrival(ctx, l.document("a", g.UUID))
 	l.wantKind("claim where it lives", err, fault.Forbidden)
 	l.same("after the refusals", before)
 }
@@ -330,28 +332,28 @@ func TestForeign_ClaimEndsWhenNothingComes(t *testing.T) {
 	g := l.guest("a", "web")
 	before := l.picture()
 	b := l.hosts["b"]
-	_, err := b.ClaimArrival(ctx, l.document("a", g.UUID))
+	_, err := b.External().ClaimArrival(ctx, l.document("a", g.UUID))
 	l.must("claim on arrival", err)
 	ref := l.arrival("b", g.UUID)
 	for _, at := range []time.Duration{0, 29 * time.Second} {
 		l.clock = at
-		l.must("look", b.FollowArrival(ctx, ref))
+		l.must("look", b.External().FollowArrival(ctx, ref))
 		if l.arrival("b", g.UUID) != ref {
 			t.Fatal("it has another claim")
 		}
 	}
 	// A second arrival uses the same claim, and has its own time.
-	_, err = b.ClaimArrival(ctx, l.document("a", g.UUID))
+	_, err = b.External().ClaimArrival(ctx, l.document("a", g.UUID))
 	l.must("claim again", err)
 	l.clock = 40 * time.Second
-	l.must("look", b.FollowArrival(ctx, ref))
+	l.must("look", b.External().FollowArrival(ctx, ref))
 	if l.arrival("b", g.UUID) != ref {
 		t.Fatal("the second arrival has another claim")
 	}
 	l.clock = 2 * time.Minute
-	l.must("look when its time is over", b.FollowArrival(ctx, ref))
+	l.must("look when its time is over", b.External().FollowArrival(ctx, ref))
 	l.same("when nothing came", before)
-	if !b.Undone(claims.Owner{Instance: g.UUID, Migration: ref.Migration, Attempt: 1, Kind: claims.KindLiveMigration}) {
+	if !b.External().Undone(claims.Owner{Instance: g.UUID, Migration: ref.Migration, Attempt: 1, Kind: claims.KindLiveMigration}) {
 		t.Error("it could still arrive: there is no tombstone")
 	}
 }
@@ -361,7 +363,7 @@ func TestForeign_Surrender(t *testing.T) {
 	ctx := t.Context()
 	a := l.hosts["a"]
 	ask := func(uuid string) (migration.Commit, error) {
-		return a.Surrender(ctx, migration.Ref{Migration: "4f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01", Instance: uuid, Attempt: 1}, "b")
+		return a.External().Surrender(ctx, migration.Ref{Migration: "4f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01", Instance: uuid, Attempt: 1}, "b")
 	}
 	_, err := ask("0f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01")
 	l.wantKind("a guest that is not known", err, fault.NotFound)
@@ -391,7 +393,7 @@ func TestForeign_Surrender(t *testing.T) {
 	if first != again || first.To != "b" || first.Epoch != 2 {
 		t.Errorf("commits %+v and %+v", first, again)
 	}
-	_, err = a.Surrender(ctx, migration.Ref{Migration: first.Migration, Instance: g.UUID, Attempt: 1}, "c")
+	_, err = a.External().Surrender(ctx, migration.Ref{Migration: first.Migration, Instance: g.UUID, Attempt: 1}, "c")
 	if err == nil {
 		t.Error("the token was given twice")
 	}
@@ -405,11 +407,11 @@ func TestForeign_Surrender_ToTheHostThatAToolNamed(t *testing.T) {
 	a := l.hosts["a"]
 	g := l.guest("a", "web")
 	ref := migration.Ref{Migration: "4f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01", Instance: g.UUID, Attempt: 1}
-	_, err := a.Hook(ctx, tool, host.PhaseResizeInstance, host.HookRequest{Instance: g.UUID, Destination: "b"})
+	_, err := a.External().Hook(ctx, tool, external.PhaseResizeInstance, external.HookRequest{Instance: g.UUID, Destination: "b"})
 	l.must("say where it goes", err)
 	l.must("power it off", a.fake.Destroy(ctx, g.UUID))
 	l.must("undefine", a.fake.Undefine(ctx, g.UUID))
-	_, err = a.Surrender(ctx, ref, "c")
+	_, err = a.External().Surrender(ctx, ref, "c")
 	if l.wantKind("a host that is no party", err, fault.Forbidden); !slices.Equal(codes(err), []string{"not_a_party"}) {
 		t.Errorf("reasons %v", codes(err))
 	}
@@ -417,9 +419,9 @@ func TestForeign_Surrender_ToTheHostThatAToolNamed(t *testing.T) {
 		t.Fatalf("the token is gone: %+v", inst.Token)
 	}
 	// Taken back, any host that has it gets it, as before.
-	_, err = a.Hook(ctx, tool, host.PhaseFinishRevertResize, host.HookRequest{Instance: g.UUID})
+	_, err = a.External().Hook(ctx, tool, external.PhaseFinishRevertResize, external.HookRequest{Instance: g.UUID})
 	l.must("take it back", err)
-	_, err = a.Surrender(ctx, ref, "c")
+	_, err = a.External().Surrender(ctx, ref, "c")
 	l.must("ask again", err)
 }
 
@@ -430,65 +432,65 @@ func TestHook_ToolsClaimAhead(t *testing.T) {
 	g := l.guest("a", "web")
 	b := l.hosts["b"]
 	before := l.picture()
-	pre := host.HookRequest{Instance: g.UUID, Source: "a", DomainXML: l.document("a", g.UUID)}
-	hook := func(on, id, phase string, r host.HookRequest) (host.HookAnswer, error) {
-		return l.hosts[on].Hook(ctx, id, phase, r)
+	pre := external.HookRequest{Instance: g.UUID, Source: "a", DomainXML: l.document("a", g.UUID)}
+	hook := func(on, id, phase string, r external.HookRequest) (external.HookAnswer, error) {
+		return l.hosts[on].External().Hook(ctx, id, phase, r)
 	}
 
-	for _, bad := range []struct{ id, phase string }{{"web", host.PhasePreLive}, {id, "begin"}, {"", host.PhasePost}} {
+	for _, bad := range []struct{ id, phase string }{{"web", external.PhasePreLive}, {id, "begin"}, {"", external.PhasePost}} {
 		_, err := hook("b", bad.id, bad.phase, pre)
 		l.wantKind(bad.id+" "+bad.phase, err, fault.Invalid)
 	}
-	_, err := hook("b", id, host.PhasePostAtDestination, host.HookRequest{})
+	_, err := hook("b", id, external.PhasePostAtDestination, external.HookRequest{})
 	l.wantKind("after a move that was never claimed", err, fault.Forbidden)
-	first, err := hook("b", id, host.PhasePreLive, pre)
+	first, err := hook("b", id, external.PhasePreLive, pre)
 	l.must("pre-live-migration", err)
-	again, err := hook("b", id, host.PhasePreLive, pre)
+	again, err := hook("b", id, external.PhasePreLive, pre)
 	l.must("pre-live-migration again", err)
 	if first.Claim == "" || first.Claim != again.Claim || first.DestinationXML == "" || first.DestinationXML != again.DestinationXML || first.MigrateURI != "tcp://b" || first.ExpiresAt == nil {
 		t.Errorf("answers %+v and %+v", first, again)
 	}
-	_, err = hook("b", other, host.PhasePreLive, pre)
+	_, err = hook("b", other, external.PhasePreLive, pre)
 	l.wantKind("another migration of the same guest", err, fault.Busy)
-	_, err = hook("b", id, host.PhasePostAtDestination, host.HookRequest{})
+	_, err = hook("b", id, external.PhasePostAtDestination, external.HookRequest{})
 	l.wantKind("after a move that did not come", err, fault.Busy)
 	for range 2 {
-		_, err = hook("b", id, host.PhaseRollbackAtDestination, host.HookRequest{})
+		_, err = hook("b", id, external.PhaseRollbackAtDestination, external.HookRequest{})
 		l.must("rollback", err)
 	}
 	l.same("after the rollback", before)
-	_, err = hook("b", id, host.PhasePreLive, pre)
+	_, err = hook("b", id, external.PhasePreLive, pre)
 	l.wantKind("pre-live-migration after its rollback", err, fault.Forbidden)
 
 	// The rollback may overtake it.
-	_, err = hook("b", other, host.PhaseRollbackAtDestination, host.HookRequest{})
+	_, err = hook("b", other, external.PhaseRollbackAtDestination, external.HookRequest{})
 	l.must("rollback of what never began", err)
-	_, err = hook("b", other, host.PhasePreLive, pre)
+	_, err = hook("b", other, external.PhasePreLive, pre)
 	l.wantKind("pre-live-migration after the rollback that overtook it", err, fault.Forbidden)
 	l.same("after all refusals", before)
 
 	// One that succeeds, with the claim used by the arrival.
 	const good = "6f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01"
-	answer, err := hook("b", good, host.PhasePreLive, pre)
+	answer, err := hook("b", good, external.PhasePreLive, pre)
 	l.must("pre-live-migration", err)
-	document, err := b.ClaimArrival(ctx, answer.DestinationXML)
+	document, err := b.External().ClaimArrival(ctx, answer.DestinationXML)
 	l.must("arrive", err)
 	if l.arrival("b", g.UUID).Migration != good {
 		t.Error("the arrival did not use the claim that was made ahead")
 	}
 	l.migrate("a", "b", g.UUID, document)
-	_, err = hook("b", good, host.PhaseRollbackAtDestination, host.HookRequest{})
+	_, err = hook("b", good, external.PhaseRollbackAtDestination, external.HookRequest{})
 	l.wantKind("rollback of a guest that runs here", err, fault.Busy)
 	l.state("b", g.UUID, driver.Running)
 	for range 2 {
-		_, err = hook("b", good, host.PhasePostAtDestination, host.HookRequest{})
+		_, err = hook("b", good, external.PhasePostAtDestination, external.HookRequest{})
 		l.must("post-live-migration-at-destination", err)
-		_, err = hook("a", good, host.PhasePost, host.HookRequest{})
+		_, err = hook("a", good, external.PhasePost, external.HookRequest{})
 		l.must("post-live-migration", err)
 	}
-	_, err = hook("b", good, host.PhaseRollbackAtDestination, host.HookRequest{})
+	_, err = hook("b", good, external.PhaseRollbackAtDestination, external.HookRequest{})
 	l.wantKind("rollback after the guest has come", err, fault.Forbidden)
-	_, err = hook("a", good, host.PhaseRollback, host.HookRequest{})
+	_, err = hook("a", good, external.PhaseRollback, external.HookRequest{})
 	l.wantKind("keep a guest whose token has left", err, fault.Forbidden)
 }
 
@@ -497,10 +499,10 @@ func TestHook_SourceKeepsTheGuest(t *testing.T) {
 	l := newForeignLab(t)
 	g := l.guest("a", "web")
 	a := l.hosts["a"]
-	_, err := a.Hook(t.Context(), id, host.PhaseRollback, host.HookRequest{})
+	_, err := a.External().Hook(t.Context(), id, external.PhaseRollback, external.HookRequest{})
 	l.must("rollback-live-migration", err)
 	l.must("undefine", errors.Join(a.fake.Destroy(t.Context(), g.UUID), a.fake.Undefine(t.Context(), g.UUID)))
-	_, err = a.Surrender(t.Context(), migration.Ref{Migration: id, Instance: g.UUID, Attempt: 1}, "b")
+	_, err = a.External().Surrender(t.Context(), migration.Ref{Migration: id, Instance: g.UUID, Attempt: 1}, "b")
 	l.wantKind("surrender after the rollback", err, fault.Forbidden)
 	if inst, _ := a.tracker.Instance(g.UUID); inst.Token.State != claims.TokenHere {
 		t.Errorf("the token is gone: %+v", inst.Token)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"berth/agent/host"
+	"berth/agent/host/external"
 	"berth/agent/host/hooks"
 	"berth/claims"
 	"berth/driver"
@@ -35,12 +36,12 @@ func newToolsMove(t *testing.T) *toolsMove {
 	return m
 }
 
-func (m *toolsMove) hook(on, phase string, r host.HookRequest) (host.HookAnswer, error) {
-	return m.hosts[on].Hook(m.t.Context(), toolsColdMove, phase, r)
+func (m *toolsMove) hook(on, phase string, r external.HookRequest) (external.HookAnswer, error) {
+	return m.hosts[on].External().Hook(m.t.Context(), toolsColdMove, phase, r)
 }
 
 // twice asks for a phase, each time of an agent that was restarted.
-func (m *toolsMove) twice(on, phase string, r host.HookRequest) (a host.HookAnswer) {
+func (m *toolsMove) twice(on, phase string, r external.HookRequest) (a external.HookAnswer) {
 	m.t.Helper()
 	for range 2 {
 		var err error
@@ -61,15 +62,15 @@ func (m *toolsMove) again(name string) {
 	})
 }
 
-func (m *toolsMove) prep(f *topology.Flavor) host.HookAnswer {
+func (m *toolsMove) prep(f *topology.Flavor) external.HookAnswer {
 	m.t.Helper()
-	return m.twice("b", host.PhasePrepResize, host.HookRequest{Instance: m.uuid, Source: "a", DomainXML: m.document, Flavor: f})
+	return m.twice("b", external.PhasePrepResize, external.HookRequest{Instance: m.uuid, Source: "a", DomainXML: m.document, Flavor: f})
 }
 
 // give tells the source that the guest may go to b.
 func (m *toolsMove) give() {
 	m.t.Helper()
-	m.twice("a", host.PhaseResizeInstance, host.HookRequest{Instance: m.uuid, Destination: "b"})
+	m.twice("a", external.PhaseResizeInstance, external.HookRequest{Instance: m.uuid, Destination: "b"})
 }
 
 // off powers the guest off, as the tool does.
@@ -106,17 +107,17 @@ func TestForeignCold_AResizeIsConfirmed(t *testing.T) {
 	if a.Claim == "" || a.ExpiresAt == nil || !strings.Contains(a.DestinationXML, m.uuid) || !strings.Contains(a.DestinationXML, ">2</vcpu>") {
 		t.Errorf("prepared: %+v", a)
 	}
-	_, err := m.hook("b", host.PhaseFinishResize, host.HookRequest{})
+	_, err := m.hook("b", external.PhaseFinishResize, external.HookRequest{})
 	m.wantKind("finish before the guest is defined", err, fault.Busy)
 	m.must("define", m.hosts["b"].fake.Define(t.Context(), a.DestinationXML))
 	m.give()
-	_, err = m.hook("b", host.PhaseFinishResize, host.HookRequest{})
+	_, err = m.hook("b", external.PhaseFinishResize, external.HookRequest{})
 	m.wantKind("finish while the guest runs at its source", err, fault.Busy)
 	if !m.owns("a") {
 		t.Fatal("the source gave a guest away that runs")
 	}
 	m.off("a")
-	if got := m.twice("b", host.PhaseFinishResize, host.HookRequest{}); got.Claim != a.Claim {
+	if got := m.twice("b", external.PhaseFinishResize, external.HookRequest{}); got.Claim != a.Claim {
 		t.Errorf("claim %s is bound, want %s", got.Claim, a.Claim)
 	}
 	if !m.owns("b") || m.owns("a") {
@@ -133,9 +134,9 @@ func TestForeignCold_AResizeIsConfirmed(t *testing.T) {
 	err = m.hosts["b"].Start(t.Context(), m.uuid, false)
 	m.must("start at the destination", err)
 
-	m.twice("a", host.PhaseConfirmResize, host.HookRequest{})
-	m.twice("b", host.PhaseConfirmResize, host.HookRequest{})
-	m.twice("b", host.PhaseFinishResize, host.HookRequest{})
+	m.twice("a", external.PhaseConfirmResize, external.HookRequest{})
+	m.twice("b", external.PhaseConfirmResize, external.HookRequest{})
+	m.twice("b", external.PhaseFinishResize, external.HookRequest{})
 	if p := m.picture(); p["a claims"] != nil || p["a domains"] != nil || p["a instances"] != nil || p["a contexts"] != nil ||
 		p["a memories"] != nil || p["b contexts"] != nil || p["b memories"] != nil {
 		t.Errorf("left behind: %v", p)
@@ -160,21 +161,21 @@ func TestForeignCold_AResizeIsReverted(t *testing.T) {
 	m.give()
 	m.off("a")
 	m.must("define", m.hosts["b"].fake.Define(t.Context(), a.DestinationXML))
-	m.twice("b", host.PhaseFinishResize, host.HookRequest{})
+	m.twice("b", external.PhaseFinishResize, external.HookRequest{})
 	m.give() // a message that was repeated late changes nothing
 	err := m.hosts["b"].Start(t.Context(), m.uuid, false)
 	m.must("start", err)
 
-	_, err = m.hook("a", host.PhaseFinishRevertResize, host.HookRequest{})
+	_, err = m.hook("a", external.PhaseFinishRevertResize, external.HookRequest{})
 	m.wantKind("take the guest back that was not given", err, fault.Busy)
-	_, err = m.hook("b", host.PhaseRevertResize, host.HookRequest{})
+	_, err = m.hook("b", external.PhaseRevertResize, external.HookRequest{})
 	m.wantKind("give a guest back that runs", err, fault.Busy)
 	m.off("b")
-	m.twice("b", host.PhaseRevertResize, host.HookRequest{})
+	m.twice("b", external.PhaseRevertResize, external.HookRequest{})
 	if got := m.held("b"); got != "" || m.owns("b") {
 		t.Errorf("b holds %q, owns %v", got, m.owns("b"))
 	}
-	m.twice("a", host.PhaseFinishRevertResize, host.HookRequest{})
+	m.twice("a", external.PhaseFinishRevertResize, external.HookRequest{})
 	err = m.hosts["a"].Start(t.Context(), m.uuid, false)
 	m.must("start where it was", err)
 	m.same("after the revert", before)
@@ -201,7 +202,7 @@ func TestForeignCold_ATokenLeavesByAToolsMigrationOnly(t *testing.T) {
 	} {
 		ref := own
 		c.change(&ref)
-		_, err := m.hosts["a"].Surrender(t.Context(), ref, "c")
+		_, err := m.hosts["a"].External().Surrender(t.Context(), ref, "c")
 		m.wantKind(name, err, c.want)
 	}
 	if !m.owns("a") {
@@ -216,7 +217,7 @@ func TestForeignCold_ATokenLeavesWhereItsSourceWasToldOnly(t *testing.T) {
 	before := m.picture()
 	ask := func(name, migrationUUID, to, want string, kind fault.Kind) {
 		t.Helper()
-		_, err := m.hosts["a"].Surrender(t.Context(), migration.Ref{Migration: migrationUUID, Instance: m.uuid, Attempt: 1, Step: hooks.FinishResize}, to)
+		_, err := m.hosts["a"].External().Surrender(t.Context(), migration.Ref{Migration: migrationUUID, Instance: m.uuid, Attempt: 1, Step: hooks.FinishResize}, to)
 		m.wantKind(name, err, kind)
 		if rs := fault.ReasonsOf(err); len(rs) != 1 || rs[0].Code != want || rs[0].Change == "" {
 			t.Errorf("%s: reasons %+v, want %s", name, rs, want)
@@ -227,7 +228,7 @@ func TestForeignCold_ATokenLeavesWhereItsSourceWasToldOnly(t *testing.T) {
 	}
 	tell := func(name, migrationUUID, instance, to string, kind fault.Kind) {
 		t.Helper()
-		_, err := m.hosts["a"].Hook(t.Context(), migrationUUID, host.PhaseResizeInstance, host.HookRequest{Instance: instance, Destination: to})
+		_, err := m.hosts["a"].External().Hook(t.Context(), migrationUUID, external.PhaseResizeInstance, external.HookRequest{Instance: instance, Destination: to})
 		m.wantKind(name, err, kind)
 	}
 	ask("nobody has said anything", toolsColdMove, "b", "not_given", fault.Forbidden)
@@ -253,8 +254,8 @@ func TestForeignCold_ATokenLeavesWhereItsSourceWasToldOnly(t *testing.T) {
 	ask("another host", toolsColdMove, "c", "not_given", fault.Forbidden)
 	ask("another migration", other, "b", "not_given", fault.Forbidden)
 
-	m.twice("a", host.PhaseFinishRevertResize, host.HookRequest{})
-	if _, err := m.hosts["a"].Surrender(t.Context(), migration.Ref{Migration: toolsColdMove, Instance: m.uuid, Attempt: 1, Step: hooks.FinishResize}, "b"); !m.owns("a") {
+	m.twice("a", external.PhaseFinishRevertResize, external.HookRequest{})
+	if _, err := m.hosts["a"].External().Surrender(t.Context(), migration.Ref{Migration: toolsColdMove, Instance: m.uuid, Attempt: 1, Step: hooks.FinishResize}, "b"); !m.owns("a") {
 		t.Fatal("a guest left whose word was taken back")
 	} else {
 		m.wantKind("after it was taken back", err, fault.Forbidden)
@@ -263,11 +264,11 @@ func TestForeignCold_ATokenLeavesWhereItsSourceWasToldOnly(t *testing.T) {
 	m.same("after it was taken back", before)
 
 	tell("another try", other, m.uuid, "b", "")
-	c, err := m.hosts["a"].Surrender(t.Context(), migration.Ref{Migration: other, Instance: m.uuid, Attempt: 1, Step: hooks.FinishResize}, "b")
+	c, err := m.hosts["a"].External().Surrender(t.Context(), migration.Ref{Migration: other, Instance: m.uuid, Attempt: 1, Step: hooks.FinishResize}, "b")
 	if err != nil || c.To != "b" || m.owns("a") {
 		t.Errorf("the guest that may go: %+v, %v", c, err)
 	}
-	_, err = m.hosts["a"].Hook(t.Context(), other, host.PhaseFinishRevertResize, host.HookRequest{})
+	_, err = m.hosts["a"].External().Hook(t.Context(), other, external.PhaseFinishRevertResize, external.HookRequest{})
 	m.wantKind("take back what has left", err, fault.Forbidden)
 }
 
@@ -276,9 +277,9 @@ func TestForeignCold_AGuestOnAnotherMoveIsNotGiven(t *testing.T) {
 	own := migration.Ref{Migration: "77777777-7777-4777-8777-777777777777", Instance: m.uuid, Attempt: 1}
 	err := operation.RecordContext.Ask(t.Context(), m.hosts["a"], own, migration.Context{Source: "a", Destination: "b"})
 	m.must("record the context of a migration of Berth's own", err)
-	_, err = m.hook("a", host.PhaseResizeInstance, host.HookRequest{Instance: m.uuid, Destination: "b"})
+	_, err = m.hook("a", external.PhaseResizeInstance, external.HookRequest{Instance: m.uuid, Destination: "b"})
 	m.wantKind("given while it moves", err, fault.Busy)
-	_, err = m.hosts["a"].Hook(t.Context(), own.Migration, host.PhaseResizeInstance, host.HookRequest{Instance: m.uuid, Destination: "b"})
+	_, err = m.hosts["a"].External().Hook(t.Context(), own.Migration, external.PhaseResizeInstance, external.HookRequest{Instance: m.uuid, Destination: "b"})
 	m.wantKind("by the uuid of Berth's own", err, fault.Forbidden)
 }
 
@@ -287,7 +288,7 @@ func TestForeignCold_AWordAboutAGuestThatIsGoneIsForgotten(t *testing.T) {
 	m.give()
 	const next = "66666666-6666-4666-8666-666666666609" // looked at after the other
 	gone := m.guest("a", "gone").UUID
-	_, err := m.hosts["a"].Hook(t.Context(), next, host.PhaseResizeInstance, host.HookRequest{Instance: gone, Destination: "b"})
+	_, err := m.hosts["a"].External().Hook(t.Context(), next, external.PhaseResizeInstance, external.HookRequest{Instance: gone, Destination: "b"})
 	m.must("give", err)
 	m.must("power off", m.hosts["a"].fake.Destroy(t.Context(), gone))
 	m.must("delete", m.hosts["a"].Delete(t.Context(), gone, host.DeleteOptions{}))
@@ -300,7 +301,7 @@ func TestForeignCold_AWordAboutAGuestThatIsGoneIsForgotten(t *testing.T) {
 
 func TestForeignCold_IsRolledBackOrEndsByItself(t *testing.T) {
 	for name, undo := range map[string]func(m *toolsMove){
-		"rolled back": func(m *toolsMove) { m.twice("b", host.PhaseRollbackPrepResize, host.HookRequest{}) },
+		"rolled back": func(m *toolsMove) { m.twice("b", external.PhaseRollbackPrepResize, external.HookRequest{}) },
 		"nobody asks again": func(m *toolsMove) {
 			m.clock += time.Hour
 			m.followed("b", func() bool { return m.held("b") == "" && m.picture()["b memories"] == nil })
@@ -315,7 +316,7 @@ func TestForeignCold_IsRolledBackOrEndsByItself(t *testing.T) {
 			}
 			undo(m)
 			m.same("after the rollback", before)
-			_, err := m.hook("b", host.PhasePrepResize, host.HookRequest{Instance: m.uuid, Source: "a", DomainXML: m.document})
+			_, err := m.hook("b", external.PhasePrepResize, external.HookRequest{Instance: m.uuid, Source: "a", DomainXML: m.document})
 			m.wantKind("prepare after the undo", err, fault.Forbidden)
 		})
 	}
@@ -326,7 +327,7 @@ func (m *toolsMove) followed(on string, until func() bool) {
 	m.t.Helper()
 	ctx, stop := context.WithCancel(m.t.Context())
 	done := make(chan struct{})
-	go func() { defer close(done); _ = m.hosts[on].FollowArrivals(ctx) }()
+	go func() { defer close(done); _ = m.hosts[on].External().FollowArrivals(ctx) }()
 	waitFor(m.t, "the end of what is left", until)
 	stop()
 	<-done
@@ -336,8 +337,8 @@ func TestForeignRebuild_GivesUpWhatTheGuestHeld(t *testing.T) {
 	m := newToolsMove(t)
 	was := m.held("a")
 	pinned := strings.Replace(m.document, "</domain>", "<description>of another image</description></domain>", 1)
-	pre := host.HookRequest{Instance: m.uuid, DomainXML: pinned}
-	a := m.twice("a", host.PhasePreRebuild, pre)
+	pre := external.HookRequest{Instance: m.uuid, DomainXML: pinned}
+	a := m.twice("a", external.PhasePreRebuild, pre)
 	if a.Claim == "" || !strings.Contains(a.DestinationXML, "of another image") {
 		t.Errorf("prepared: %+v", a)
 	}
@@ -346,13 +347,13 @@ func TestForeignRebuild_GivesUpWhatTheGuestHeld(t *testing.T) {
 	}
 	m.off("a")
 	m.must("define", m.hosts["a"].fake.Define(t.Context(), a.DestinationXML))
-	if got := m.twice("a", host.PhasePostRebuild, host.HookRequest{}); got.Claim != a.Claim {
+	if got := m.twice("a", external.PhasePostRebuild, external.HookRequest{}); got.Claim != a.Claim {
 		t.Errorf("claim %s is the guest's, want %s", got.Claim, a.Claim)
 	}
 	if got := m.held("a"); got != was {
 		t.Errorf("a holds %q, want %q", got, was)
 	}
-	_, err := m.hook("a", host.PhaseRollbackRebuild, host.HookRequest{})
+	_, err := m.hook("a", external.PhaseRollbackRebuild, external.HookRequest{})
 	m.wantKind("roll back what is done", err, fault.Forbidden)
 	err = m.hosts["a"].Start(t.Context(), m.uuid, false)
 	m.must("start", err)
@@ -364,9 +365,9 @@ func TestForeignRebuild_GivesUpWhatTheGuestHeld(t *testing.T) {
 func TestForeignRebuild_IsRolledBack(t *testing.T) {
 	m := newToolsMove(t)
 	before := m.picture()
-	m.twice("a", host.PhasePreRebuild, host.HookRequest{Instance: m.uuid, DomainXML: m.document})
-	m.twice("a", host.PhaseRollbackRebuild, host.HookRequest{})
+	m.twice("a", external.PhasePreRebuild, external.HookRequest{Instance: m.uuid, DomainXML: m.document})
+	m.twice("a", external.PhaseRollbackRebuild, external.HookRequest{})
 	m.same("after the rollback", before)
-	_, err := m.hook("a", host.PhasePostRebuild, host.HookRequest{})
+	_, err := m.hook("a", external.PhasePostRebuild, external.HookRequest{})
 	m.wantKind("post after the undo", err, fault.Forbidden)
 }

@@ -11,6 +11,7 @@ import (
 	"berth/agent/host/change"
 	"berth/agent/host/disks"
 	"berth/agent/host/dispatch"
+	"berth/agent/host/external"
 	"berth/agent/host/fileusers"
 	"berth/agent/host/hooks"
 	"berth/agent/host/memory"
@@ -79,8 +80,8 @@ type Options struct {
 
 	// Owners keeps the guard's owner files, Fleet reaches the other hosts for guests
 	// that come by foreign migrations; nil for none.
-	Owners Owners
-	Fleet  Fleet
+	Owners external.Owners
+	Fleet  external.Fleet
 
 	// Records are what hosts keep of each other, for guests that come from dead ones; nil where
 	// there are none, and then none come.
@@ -166,6 +167,7 @@ type Host struct {
 	streams    *streams.Streams
 	bench      *remake.Bench
 	changer    *change.Changes
+	external   *external.Migrations // that Berth does not conduct
 	files      Files
 	witness    processes.Witness // of what libvirt calls off
 	phases     *phases.Phases
@@ -180,11 +182,9 @@ type Host struct {
 
 	// mu guards the fields below up to the blank line. Nothing but map work and starting an
 	// actor happens under it, and no other lock is taken.
-	mu        sync.Mutex
-	closed    bool             // no actor starts any more
-	starting  map[string]int   // by instance: this process starts it now, see Starts
-	arrivals  map[string]bool  // foreign migrations whose domain this process has seen here
-	unsettled map[string]error // by instance: why a guest that came by one is not settled
+	mu       sync.Mutex
+	closed   bool           // no actor starts any more
+	starting map[string]int // by instance: this process starts it now, see Starts
 	// What Follow saw the last time, by instance; see use.go and strangers.go.
 	uses      map[string]use
 	round     string // the guest whose document is read next for changes that nothing tells of
@@ -240,8 +240,7 @@ func New(o Options) *Host {
 		o: o, log: o.Logger.With("host", o.Name), tracker: o.Tracker, driver: o.Driver, rt: o.Runtime,
 		memory: memory.New(o.Tracker, o.Runtime), attempts: &attempts.Ledger{Host: o.Name, Tracker: o.Tracker, Conducting: o.Moving}, files: o.Files,
 		starting: map[string]int{},
-		arrivals: map[string]bool{}, unsettled: map[string]error{},
-		uses: map[string]use{}, strangers: map[string]stranger{}, started: map[string]bool{},
+		uses:     map[string]use{}, strangers: map[string]stranger{}, started: map[string]bool{},
 	}
 	calls := &stuck.Calls{} // of files and processes that may not answer
 	if h.files == nil {
@@ -262,6 +261,7 @@ func New(o Options) *Host {
 	h.dock, h.streams = h.newDock(), h.newStreams()
 	h.bench = h.newBench()
 	h.changer = h.newChanges()
+	h.external = h.newExternal()
 	h.operations = &dispatch.Dispatcher{Handlers: h.handlers(), Memory: h.memory, Managing: func() error { return h.managing("") }}
 	return h
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"berth/agent/host/allocation"
 	demands "berth/agent/host/demand"
 
 	"berth/agent/host/shipping"
@@ -82,7 +83,7 @@ func (h *Host) inspect(ctx context.Context, uuid string) (migration.Guest, error
 	if g.Variables, err = h.guestVariables(doc); err != nil {
 		return g, err
 	}
-	g.Allocations, err = h.countedOn(ctx, allocationOf(inst, claim))
+	g.Allocations, err = h.countedOn(ctx, allocation.Of(inst, claim))
 	return g, err
 }
 

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"berth/agent/host"
+	"berth/agent/host/allocation"
 	"berth/claims"
 	"berth/driver"
 	"berth/driver/drivertest"
@@ -304,7 +305,7 @@ type placementOf struct {
 
 func (p *placement) of(host string) placementOf { return placementOf{p, "rp-" + host} }
 
-func (p placementOf) Place(_ context.Context, a host.Allocation) (map[string]placementclient.Resources, error) {
+func (p placementOf) Place(_ context.Context, a allocation.Allocation) (map[string]placementclient.Resources, error) {
 	r := placementclient.Resources{"VCPU": int64(a.Resources.VCPUs), "MEMORY_MB": a.Resources.MemoryMB, "DISK_GB": a.Resources.DiskGB}
 	maps.DeleteFunc(r, func(_ string, n int64) bool { return n == 0 })
 	return map[string]placementclient.Resources{p.provider: r}, nil
@@ -312,7 +313,7 @@ func (p placementOf) Place(_ context.Context, a host.Allocation) (map[string]pla
 
 func (p placementOf) Providers() []string { return []string{p.provider} }
 
-func (p placementOf) PutAllocation(ctx context.Context, a host.Allocation) error {
+func (p placementOf) PutAllocation(ctx context.Context, a allocation.Allocation) error {
 	if a.ProjectID == "" || a.UserID == "" {
 		return fault.New(fault.Invalid, "an allocation names project and user, as the real one wants it")
 	}

@@ -107,3 +107,11 @@ func followLater(ctx context.Context, h *Host) {
 		h.later.end()
 	}
 }
+
+// Unsettled gives why foreign arrivals are not settled, and why instances wait that the start has
+// left for later, by instance. Those that are still on their way are not among them.
+func (h *Host) Unsettled() map[string]error {
+	out := h.later.all()
+	maps.Copy(out, h.external.Unsettled())
+	return out
+}

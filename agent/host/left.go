@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"berth/agent/host/memory"
+	"berth/agent/host/vanished"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
@@ -107,7 +108,7 @@ func (h *Host) stays(d driver.Domain) error {
 
 // dropRecords drops what is remembered of a guest that goes, beside its record.
 func (h *Host) dropRecords(ctx context.Context, uuid string) error {
-	if claim, ok := h.attempts.ClaimOf(uuid); ok && claim.BoundFrom != nil && h.Foreign(*claim.BoundFrom) {
+	if claim, ok := h.attempts.ClaimOf(uuid); ok && claim.BoundFrom != nil && h.external.Foreign(*claim.BoundFrom) {
 		// Its arrival was never finished.
 		if err := h.tracker.ForgetMigration(ctx, claim.BoundFrom.Migration); err != nil {
 			return err
@@ -120,4 +121,27 @@ func (h *Host) dropRecords(ctx context.Context, uuid string) error {
 		return err
 	}
 	return h.dropLeft(ctx, uuid)
+}
+
+// absent is nil where an instance that libvirt does not list has neither a definition nor a
+// process here. A definition that libvirtd did not load is no departure, whatever a peer says.
+func (h *Host) absent(ctx context.Context, inst claims.Instance) error {
+	all, err := h.driver.Domains(ctx)
+	if err != nil {
+		return err
+	}
+	var known []string
+	for _, i := range h.tracker.Instances() {
+		known = append(known, i.Name)
+	}
+	return h.vanished.Absent(ctx, vanished.Instance{UUID: inst.UUID, Name: inst.Name}, all, known)
+}
+
+// mayReplaceLeft refuses to have such a definition replaced while something is saved of it, or
+// a process of it lives. Its disks are not asked about: the instance may use them where it is.
+func (h *Host) mayReplaceLeft(ctx context.Context, no *refusal, d driver.Domain) error {
+	if err := no.take(h.nothingSaved(ctx, d)); err != nil {
+		return err
+	}
+	return no.take(h.witness.Off(d.UUID, d.Name, nil))
 }

@@ -99,7 +99,7 @@ func TestLeft_RecordGoesWithTheToken(t *testing.T) {
 		t.Fatal("settling did not see that it left")
 	}
 	ref := migration.Ref{Migration: "33333333-3333-4333-8333-333333333333", Instance: g.UUID, Attempt: 1}
-	_, err := a.Surrender(ctx, ref, "b")
+	_, err := a.External().Surrender(ctx, ref, "b")
 	l.must("surrender", err)
 	if inst, _ := a.tracker.Instance(g.UUID); inst.Token.State != claims.TokenSurrendered || a.LeftByHand(g.UUID) {
 		t.Errorf("a has %+v, left by hand %t", inst, a.LeftByHand(g.UUID))

@@ -219,3 +219,6 @@ func (h *Host) still(uuid string) error {
 		Code: "moving", Message: "the instance is moving: migration " + m, Have: m, Change: "wait for it, or berth migration abort " + m,
 	})
 }
+
+// Moving names the migration that an instance is in, as source or destination.
+func (h *Host) Moving(instance string) (string, bool) { return h.attempts.Moving(instance) }

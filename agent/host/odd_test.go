@@ -39,7 +39,7 @@ func TestPlace_CountsAllMemoryOfOddDocuments(t *testing.T) {
 			document := fmt.Sprintf("<domain type='qemu'><name>odd</name><uuid>%s</uuid>%s<os><type>hvm</type><kernel>/boot/vmlinuz</kernel></os></domain>", id, tt.document)
 			_, err := l.hosts["a"].Create(t.Context(), host.CreateRequest{XML: document})
 			l.must("create", err)
-			_, err = l.hosts["b"].ClaimArrival(t.Context(), document)
+			_, err = l.hosts["b"].External().ClaimArrival(t.Context(), document)
 			l.must("claim on arrival", err)
 			for name, n := range l.hosts {
 				if c := n.tracker.List(); len(c) != 1 || c[0].Resources.MemoryMB != tt.memoryMB || c[0].Resources.PCPUs != 1 {

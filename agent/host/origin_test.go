@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	"berth/agent/host"
+	"berth/agent/host/allocation"
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration/operation"
@@ -78,7 +78,7 @@ func TestOrigin_OldHostSilentAfterABoot_WaitsForAWitness(t *testing.T) {
 			s := arrivedAtB(t)
 			ctx := t.Context()
 			half := s.placement.of("b") // as a conductor leaves it
-			s.must("count it at b", half.SettleHere(ctx, host.Allocation{Consumer: s.ref.Instance, Resources: topology.Resources{VCPUs: 1, MemoryMB: 128, DiskGB: 1}, ProjectID: "project", UserID: "user"}, s.ref.Migration))
+			s.must("count it at b", half.SettleHere(ctx, allocation.Allocation{Consumer: s.ref.Instance, Resources: topology.Resources{VCPUs: 1, MemoryMB: 128, DiskGB: 1}, ProjectID: "project", UserID: "user"}, s.ref.Migration))
 			s.silent.Store(answer != nil)
 			if answer != nil {
 				s.placement.breakWith(down)

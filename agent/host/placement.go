@@ -3,9 +3,8 @@ package host
 import (
 	"context"
 
-	"berth/claims"
+	"berth/agent/host/allocation"
 	"berth/placementclient"
-	"berth/topology"
 )
 
 // Placement is what instance verbs need of it: the allocation of an instance
@@ -20,7 +19,7 @@ type Placement interface {
 	// PutAllocation makes the consumer's allocation exactly what the claim holds.
 	// fault.Forbidden when it holds something of a provider that no guest of this
 	// host is counted on: then the guest is another host's, or moves.
-	PutAllocation(ctx context.Context, a Allocation) error
+	PutAllocation(ctx context.Context, a allocation.Allocation) error
 	// DeleteAllocation removes what the consumer holds of this host's tree, and its
 	// disk of the sharing provider, unless it lives on another host that shares it;
 	// success when that is nothing. What it holds of others stays: a guest that
@@ -28,26 +27,11 @@ type Placement interface {
 	DeleteAllocation(ctx context.Context, consumer string) error
 	// Place gives what the claim holds by provider, as PutAllocation would write it.
 	// It reads what the consumer holds only where the answer depends on it.
-	Place(ctx context.Context, a Allocation) (map[string]placementclient.Resources, error)
+	Place(ctx context.Context, a allocation.Allocation) (map[string]placementclient.Resources, error)
 	// Providers are the uuids of all providers on which a guest of this host may be
 	// counted: its tree and the sharing one with its disks, root first. nil while the
 	// tree is not known. It never blocks.
 	Providers() []string
-}
-
-// Allocation is what an instance holds of this host, as its claim says.
-type Allocation struct {
-	Consumer   string // instance uuid
-	Resources  topology.Resources
-	Assignment topology.Assignment
-	ProjectID  string
-	UserID     string
-}
-
-func allocationOf(inst claims.Instance, claim claims.Claim) Allocation {
-	return Allocation{
-		Consumer: inst.UUID, Resources: claim.Resources, Assignment: claim.Assignment, ProjectID: inst.ProjectID, UserID: inst.UserID,
-	}
 }
 
 func (h *Host) providers() []string {
@@ -58,7 +42,7 @@ func (h *Host) providers() []string {
 }
 
 // countedOn gives what a claim holds by provider; nil where nobody keeps allocations.
-func (h *Host) countedOn(ctx context.Context, a Allocation) (map[string]placementclient.Resources, error) {
+func (h *Host) countedOn(ctx context.Context, a allocation.Allocation) (map[string]placementclient.Resources, error) {
 	if h.o.Placement == nil {
 		return nil, nil
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"berth/agent/host/allocation"
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/topology"
@@ -58,7 +59,7 @@ func (h *Host) wouldClaim(ctx context.Context, instance string, d demand, place 
 	}
 	ctx, cancel := h.rt.WithTimeout(ctx, placeTime)
 	defer cancel()
-	on, err := h.countedOn(ctx, Allocation{Consumer: instance, Resources: d.Resources, Assignment: place})
+	on, err := h.countedOn(ctx, allocation.Allocation{Consumer: instance, Resources: d.Resources, Assignment: place})
 	if err != nil {
 		h.log.Debug("where a claim would be counted is not known", "instance", instance, "error", err)
 		return out

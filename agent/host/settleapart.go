@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"berth/agent/host/allocation"
 	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/driver"
@@ -426,7 +427,7 @@ func (h *Host) countSettled(ctx context.Context, ref migration.Ref, rec settling
 	if !ok {
 		return fault.New(fault.Unavailable, "instance %s has no claim of its own on %s yet", ref.Instance, h.o.Name)
 	}
-	return moved.SettleHere(ctx, allocationOf(inst, claim), ref.Migration)
+	return moved.SettleHere(ctx, allocation.Of(inst, claim), ref.Migration)
 }
 
 // toCount is the guest of a word, with the claim of its own.

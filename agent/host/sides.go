@@ -198,7 +198,7 @@ func (h *Host) pendingArrivals() []pendingArrival {
 	seen := map[string]bool{}
 	for _, c := range h.tracker.List() {
 		o := c.Owner
-		if o.Kind != claims.KindLiveMigration || c.State != claims.Pending && c.State != claims.Arriving || h.Foreign(o) {
+		if o.Kind != claims.KindLiveMigration || c.State != claims.Pending && c.State != claims.Arriving || h.external.Foreign(o) {
 			continue
 		}
 		a := pendingArrival{ref: attempts.RefOf(o), claim: arrivalArriving}
@@ -219,7 +219,7 @@ func (h *Host) pendingArrivals() []pendingArrival {
 			continue
 		}
 		ref := migration.Ref{Migration: r.Migration, Instance: rec.Guest.UUID, Attempt: r.Attempt}
-		if !seen[memory.Key(ref)] && !h.Foreign(h.attempts.Owner(ref)) {
+		if !seen[memory.Key(ref)] && !h.external.Foreign(h.attempts.Owner(ref)) {
 			out = append(out, pendingArrival{ref: ref, source: rec.Source, claim: arrivalNone})
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"berth/agent/host/allocation"
 	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/internal/fault"
@@ -155,7 +156,7 @@ type Moved interface {
 	CountedHere(ctx context.Context, instance string) (bool, error)
 	// SettleHere makes the instance hold what its claim here does and nothing else, and the
 	// migration's consumer nothing, in one write.
-	SettleHere(ctx context.Context, a Allocation, migration string) error
+	SettleHere(ctx context.Context, a allocation.Allocation, migration string) error
 	// SettleThere ends the migration's consumer, and what the instance holds of this host
 	// beside what it holds of others.
 	SettleThere(ctx context.Context, instance, migration string) error
@@ -178,7 +179,7 @@ func (h *Host) conductedElsewhere() []outgoing {
 	var out []outgoing
 	for _, mc := range h.tracker.Contexts() {
 		conductor := h.conductorOf(mc.Migration)
-		if conductor == "" || h.attempts.InPlace(mc.Source, mc.Destination) || h.Foreign(claims.Owner{Migration: mc.Migration}) {
+		if conductor == "" || h.attempts.InPlace(mc.Source, mc.Destination) || h.external.Foreign(claims.Owner{Migration: mc.Migration}) {
 			continue
 		}
 		ref := migration.Ref{Migration: mc.Migration, Instance: mc.Instance, Attempt: h.tracker.ContextAttempt(mc.Migration)}

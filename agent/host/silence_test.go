@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"berth/agent/host"
+	"berth/agent/host/allocation"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
@@ -52,7 +53,7 @@ func (p placementOf) settle(ctx context.Context, instance, migration string, nex
 	return p.PostAllocations(ctx, map[string]placementclient.Allocations{instance: inst, migration: mig})
 }
 
-func (p placementOf) SettleHere(ctx context.Context, a host.Allocation, migration string) error {
+func (p placementOf) SettleHere(ctx context.Context, a allocation.Allocation, migration string) error {
 	placed, err := p.Place(ctx, a)
 	if err != nil {
 		return err

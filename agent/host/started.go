@@ -47,7 +47,7 @@ func (h *Host) adoptStarted(ctx context.Context, uuid string, arrived bool) erro
 	if arrived {
 		text, err := h.driver.XML(ctx, uuid, driver.Live)
 		if err == nil {
-			_, err = h.claimArrival(ctx, text, &found)
+			_, err = h.external.ClaimFound(ctx, text, &found)
 		}
 		return err
 	}

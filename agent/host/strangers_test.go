@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"berth/agent/host"
+	"berth/agent/host/allocation"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
@@ -257,7 +258,7 @@ type silentPlacement struct {
 	asked  atomic.Int64
 }
 
-func (s *silentPlacement) PutAllocation(ctx context.Context, a host.Allocation) error {
+func (s *silentPlacement) PutAllocation(ctx context.Context, a allocation.Allocation) error {
 	if s.asked.Add(1); s.silent.Load() {
 		return fault.New(fault.Unavailable, "placement does not answer")
 	}
@@ -395,10 +396,10 @@ func TestStrangers_OneOfAnotherHostIsNotTakenOver(t *testing.T) {
 	l.must("start", b.fake.Start(ctx, g.UUID, false))
 	waitFor(t, "its claim", func() bool {
 		claim := b.tracker.ByInstance(g.UUID)
-		return len(claim) == 1 && claim[0].State == claims.Arriving && b.Foreign(claim[0].Owner)
+		return len(claim) == 1 && claim[0].State == claims.Arriving && b.External().Foreign(claim[0].Owner)
 	})
 	ref := l.arrival("b", g.UUID)
-	l.wantKind("take it over while its owner is silent", b.FollowArrival(ctx, ref), fault.Unavailable)
+	l.wantKind("take it over while its owner is silent", b.External().FollowArrival(ctx, ref), fault.Unavailable)
 	if inst, known := b.tracker.Instance(g.UUID); known {
 		t.Errorf("b owns it: %+v", inst)
 	}

@@ -89,7 +89,7 @@ func (h *Host) tuneStream(ctx context.Context, ref migration.Ref, t migration.Tu
 // openArrival starts the stream by which a guest comes, and says in p how. One that
 // somebody else sends comes by what that tool has.
 func (h *Host) openArrival(ctx context.Context, ref migration.Ref, c claims.Claim, source string, postCopy bool, p *migration.Prepared) error {
-	if h.Foreign(h.attempts.Owner(ref)) {
+	if h.external.Foreign(h.attempts.Owner(ref)) {
 		return nil
 	}
 	return h.streams.OpenArrival(ctx, ref, c, source, postCopy, p)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"berth/agent/host"
+	"berth/agent/host/external"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -63,8 +64,8 @@ func TestHook_AToolsGuestComesByNoStream(t *testing.T) {
 	p := processes{live: map[string]bool{}, opened: func() {}}
 	l.hosts["b"].Close()
 	b := l.boot("b", func(o *host.Options) { o.Streams, o.Transport = &p, migration.TransportStream })
-	answer, err := b.Hook(t.Context(), "4f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01", host.PhasePreLive,
-		host.HookRequest{Instance: g.UUID, Source: "a", DomainXML: l.document("a", g.UUID)})
+	answer, err := b.External().Hook(t.Context(), "4f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01", external.PhasePreLive,
+		external.HookRequest{Instance: g.UUID, Source: "a", DomainXML: l.document("a", g.UUID)})
 	l.must("pre-live-migration", err)
 	if len(p.live) > 0 || answer.MigrateURI != "tcp://b" {
 		t.Errorf("the tool is told to send to %s, streams %v; want the host's own address and no stream", answer.MigrateURI, p.live)

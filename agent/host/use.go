@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"berth/agent/host/allocation"
+	"berth/agent/host/external"
 	"berth/claims"
 	"berth/driver"
 	"berth/driver/libvirt/domainxml"
@@ -101,7 +103,7 @@ func (h *Host) follows(uuid string) bool {
 	if !known || inst.Token.State != claims.TokenHere || !bound || claim.Owner.Kind != claims.KindInstance {
 		return false
 	}
-	if claim.BoundFrom != nil && h.Foreign(*claim.BoundFrom) {
+	if claim.BoundFrom != nil && h.external.Foreign(*claim.BoundFrom) {
 		return false
 	}
 	_, moving := h.attempts.Moving(uuid)
@@ -183,7 +185,7 @@ func (h *Host) show(ctx context.Context, d driver.Domain, text string) (shown, e
 // stays, whatever is plugged in.
 func (h *Host) followDocument(ctx context.Context, d driver.Domain, s shown, before claims.Claim) (claims.Claim, error) {
 	disk := s.found.Resources.DiskGB
-	if inst, _ := h.tracker.Instance(d.UUID); !adoptedFlavor(inst.Flavor) {
+	if inst, _ := h.tracker.Instance(d.UUID); !external.AdoptedFlavor(inst.Flavor) {
 		disk = max(disk, inst.Flavor.DiskGB)
 	}
 	if s.unread {
@@ -249,7 +251,7 @@ func digest(text string) string {
 // cells and devices that say on which providers.
 func counted(c claims.Claim) string {
 	// Nothing in these cannot be written as JSON.
-	raw, _ := json.Marshal(Allocation{Resources: c.Resources, Assignment: c.Assignment})
+	raw, _ := json.Marshal(allocation.Allocation{Resources: c.Resources, Assignment: c.Assignment})
 	return digest(string(raw))
 }
 
@@ -273,7 +275,7 @@ func (h *Host) followAllocation(ctx context.Context, uuid string, claim claims.C
 	inst, _ := h.tracker.Instance(uuid)
 	asking, cancel := h.rt.WithTimeout(ctx, allocationPatience)
 	defer cancel()
-	err := h.o.Placement.PutAllocation(asking, allocationOf(inst, claim))
+	err := h.o.Placement.PutAllocation(asking, allocation.Of(inst, claim))
 	if err = wrap(err, "make the allocation of guest %s follow its claim", inst.Name); err == nil {
 		last.allocated = counts
 	}

@@ -5,6 +5,7 @@ import (
 
 	"berth/agent/host/attempts"
 	"berth/agent/host/change"
+	"berth/agent/host/external"
 	"berth/agent/host/memory"
 	"berth/claims"
 	"berth/internal/fault"
@@ -93,12 +94,12 @@ func (h *Host) toConfirm(uuid string, u unconfirmed) error {
 // NextOf are the commands that end a move which waits to be confirmed or reverted: one of
 // Berth's own by the name of its guest, a tool's as its tool does.
 func (h *Host) NextOf(x claims.MigrationContext, name string) []string {
-	if !h.Foreign(claims.Owner{Migration: x.Migration}) {
+	if !h.external.Foreign(claims.Owner{Migration: x.Migration}) {
 		return []string{"berth resize confirm " + name, "berth resize revert " + name}
 	}
 	return []string{
-		"berth external " + PhaseConfirmResize + " --migration " + x.Migration + " on " + x.Source + " and on " + x.Destination,
-		"with the guest off berth external " + PhaseRevertResize + " on " + x.Destination + ", and then " + PhaseFinishRevertResize + " on " + x.Source,
+		"berth external " + external.PhaseConfirmResize + " --migration " + x.Migration + " on " + x.Source + " and on " + x.Destination,
+		"with the guest off berth external " + external.PhaseRevertResize + " on " + x.Destination + ", and then " + external.PhaseFinishRevertResize + " on " + x.Source,
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/term"
 
 	"berth/agent/api"
-	"berth/agent/host"
+	"berth/agent/host/external"
 )
 
 // externalCommand is for tools that run migrations of their own (design section 12).
@@ -59,23 +59,23 @@ And of a rebuild, on the guest's own host:
 UUID names the tool's migration, in lower case; take a new one for each try.`,
 	})
 	short := map[string]string{
-		host.PhasePreLive:               "On the destination, before: claim, prepare, print the document to migrate with",
-		host.PhasePostAtDestination:     "On the destination, after: the guest has come",
-		host.PhaseRollbackAtDestination: "On the destination, after: it did not come",
-		host.PhasePost:                  "On the source, after: it has left",
-		host.PhaseRollback:              "On the source, after: it stays",
-		host.PhasePrepResize:            "On the destination, before a cold move: claim, prepare, print the definition",
-		host.PhaseResizeInstance:        "On the source, before a cold move: the guest may be given to its destination",
-		host.PhaseFinishResize:          "On the destination, when the guest is off and defined there: it is its host's",
-		host.PhaseConfirmResize:         "On the source and on the destination: there is no way back any more",
-		host.PhaseRollbackPrepResize:    "On the destination, instead of finishing: all is given back",
-		host.PhaseRevertResize:          "On the destination, with the guest off: all is given back to its source",
-		host.PhaseFinishRevertResize:    "On the source, after: the guest is there again; before it has left: it stays",
-		host.PhasePreRebuild:            "Before a rebuild: claim, print the document to define",
-		host.PhasePostRebuild:           "After a rebuild: what the guest held before is given up",
-		host.PhaseRollbackRebuild:       "Instead of a rebuild: what was claimed is given back",
+		external.PhasePreLive:               "On the destination, before: claim, prepare, print the document to migrate with",
+		external.PhasePostAtDestination:     "On the destination, after: the guest has come",
+		external.PhaseRollbackAtDestination: "On the destination, after: it did not come",
+		external.PhasePost:                  "On the source, after: it has left",
+		external.PhaseRollback:              "On the source, after: it stays",
+		external.PhasePrepResize:            "On the destination, before a cold move: claim, prepare, print the definition",
+		external.PhaseResizeInstance:        "On the source, before a cold move: the guest may be given to its destination",
+		external.PhaseFinishResize:          "On the destination, when the guest is off and defined there: it is its host's",
+		external.PhaseConfirmResize:         "On the source and on the destination: there is no way back any more",
+		external.PhaseRollbackPrepResize:    "On the destination, instead of finishing: all is given back",
+		external.PhaseRevertResize:          "On the destination, with the guest off: all is given back to its source",
+		external.PhaseFinishRevertResize:    "On the source, after: the guest is there again; before it has left: it stays",
+		external.PhasePreRebuild:            "Before a rebuild: claim, print the document to define",
+		external.PhasePostRebuild:           "After a rebuild: what the guest held before is given up",
+		external.PhaseRollbackRebuild:       "Instead of a rebuild: what was claimed is given back",
 	}
-	for _, phase := range host.Phases() {
+	for _, phase := range external.Phases() {
 		cmd.AddCommand(a.externalPhase(phase, short[phase]))
 	}
 	return cmd
@@ -83,12 +83,12 @@ UUID names the tool's migration, in lower case; take a new one for each try.`,
 
 func (a *app) externalPhase(phase, short string) *cobra.Command {
 	var migration string
-	var r host.HookRequest
-	comes := phase == host.PhasePreLive || phase == host.PhasePrepResize
-	before := comes || phase == host.PhasePreRebuild
-	gives := phase == host.PhaseResizeInstance
+	var r external.HookRequest
+	comes := phase == external.PhasePreLive || phase == external.PhasePrepResize
+	before := comes || phase == external.PhasePreRebuild
+	gives := phase == external.PhaseResizeInstance
 	dump := "--inactive"
-	if phase == host.PhasePreLive {
+	if phase == external.PhasePreLive {
 		dump = "--migratable"
 	}
 	cmd := &cobra.Command{
@@ -130,7 +130,7 @@ func (a *app) externalPhase(phase, short string) *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&migration, "migration", "", "the tool's own `uuid` of the migration")
 	f.StringVar(&r.Instance, "instance", "", "the guest's `uuid`")
-	if phase == host.PhasePrepResize {
+	if phase == external.PhasePrepResize {
 		f.StringVar(&r.FlavorName, "flavor", "", "a flavor of the destination, by `name`, that the guest is to have")
 	}
 	if gives {

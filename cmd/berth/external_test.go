@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"berth/agent/api"
-	"berth/agent/host"
+	"berth/agent/host/external"
 	"berth/internal/fault"
 	"berth/internal/runtime"
 )
@@ -21,12 +21,12 @@ import (
 type told struct {
 	api.Foreign
 	id, phase string
-	got       host.HookRequest
+	got       external.HookRequest
 }
 
-func (f *told) Hook(_ context.Context, id, phase string, r host.HookRequest) (host.HookAnswer, error) {
+func (f *told) Hook(_ context.Context, id, phase string, r external.HookRequest) (external.HookAnswer, error) {
 	f.id, f.phase, f.got = id, phase, r
-	return host.HookAnswer{Migration: id, Reasons: []fault.Reason{}}, nil
+	return external.HookAnswer{Migration: id, Reasons: []fault.Reason{}}, nil
 }
 
 func TestHook_SaysWhatItsFlagsSay(t *testing.T) {
@@ -50,16 +50,16 @@ func TestHook_SaysWhatItsFlagsSay(t *testing.T) {
 	for _, tt := range []struct {
 		line, in string
 		code     int
-		want     host.HookRequest
+		want     external.HookRequest
 		says     string
 	}{
-		{"resize-instance --migration u --instance i --destination host-b", "", 0, host.HookRequest{Instance: "i", Destination: "host-b"}, `"migration": "u"`},
-		{"resize-instance --migration u --instance i", "", 2, host.HookRequest{}, "say --migration, --instance and --destination"},
-		{"resize-instance --migration u --destination host-b", "", 2, host.HookRequest{}, "say --migration, --instance and --destination"},
+		{"resize-instance --migration u --instance i --destination host-b", "", 0, external.HookRequest{Instance: "i", Destination: "host-b"}, `"migration": "u"`},
+		{"resize-instance --migration u --instance i", "", 2, external.HookRequest{}, "say --migration, --instance and --destination"},
+		{"resize-instance --migration u --destination host-b", "", 2, external.HookRequest{}, "say --migration, --instance and --destination"},
 		{"prep-resize --migration u --instance i --source host-a --flavor f", "<domain/>", 0,
-			host.HookRequest{Instance: "i", Source: "host-a", FlavorName: "f", DomainXML: "<domain/>"}, `"migration": "u"`},
-		{"prep-resize --migration u --instance i --source host-a", strings.Repeat("x", api.MaxBody+1), 2, host.HookRequest{}, "larger than 8 MiB"},
-		{"finish-revert-resize --migration u", "", 0, host.HookRequest{}, `"migration": "u"`},
+			external.HookRequest{Instance: "i", Source: "host-a", FlavorName: "f", DomainXML: "<domain/>"}, `"migration": "u"`},
+		{"prep-resize --migration u --instance i --source host-a", strings.Repeat("x", api.MaxBody+1), 2, external.HookRequest{}, "larger than 8 MiB"},
+		{"finish-revert-resize --migration u", "", 0, external.HookRequest{}, `"migration": "u"`},
 	} {
 		*agent = told{}
 		var out, errs bytes.Buffer

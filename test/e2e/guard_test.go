@@ -14,7 +14,7 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/guard"
-	"berth/agent/host"
+	"berth/agent/host/external"
 	"berth/claims"
 	"berth/internal/runtime"
 	"berth/test/fleet"
@@ -285,7 +285,7 @@ func (w *world) toolMoves(t *testing.T, name string, from, to *lab.Host) {
 	if err := os.WriteFile(source, []byte(w.virsh(from, "dumpxml", "--migratable", name)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	pre := func(id string) (host.HookAnswer, int) {
+	pre := func(id string) (external.HookAnswer, int) {
 		t.Helper()
 		cmd, err := to.Command(w.ctx, w.Binary, "external", "pre-live-migration", "--migration", id, "--instance", instance, "--source", from.Name)
 		if err != nil {
@@ -299,7 +299,7 @@ func (w *world) toolMoves(t *testing.T, name string, from, to *lab.Host) {
 		var out strings.Builder
 		cmd.Stdin, cmd.Stdout = in, &out
 		_ = to.Run(cmd) // the exit code says it
-		var a host.HookAnswer
+		var a external.HookAnswer
 		if cmd.ProcessState.ExitCode() == 0 {
 			if err := json.Unmarshal([]byte(out.String()), &a); err != nil {
 				t.Fatalf("%v: %s", err, out.String())

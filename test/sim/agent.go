@@ -216,7 +216,7 @@ func (a *agent) run() {
 	}
 	a.settled = true
 	a.spawn("follow", func() error { return a.host.Follow(ctx) })
-	a.spawn("arrivals", func() error { return a.host.FollowArrivals(ctx) })
+	a.spawn("arrivals", func() error { return a.host.External().FollowArrivals(ctx) })
 	if a.records != nil {
 		a.spawn("fleet's records", func() error { return a.keeper.Run(ctx) })
 	}

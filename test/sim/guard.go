@@ -57,7 +57,7 @@ func (a *agent) guardFacts(uuid string, operation guard.Operation) guard.Facts {
 		case claims.KindInstance:
 			f.Claimed = true
 		case claims.KindLiveMigration:
-			f.Arrival = &guard.Arrival{Migration: o.Migration, Foreign: a.host.Foreign(o), Undone: a.host.Undone(o), Pending: c.State == claims.Pending}
+			f.Arrival = &guard.Arrival{Migration: o.Migration, Foreign: a.host.External().Foreign(o), Undone: a.host.External().Undone(o), Pending: c.State == claims.Pending}
 		case claims.KindResize, claims.KindEvacuation:
 			if !f.TokenHere && !(f.Known && c.State == claims.Held) {
 				f.Arrival = &guard.Arrival{Migration: o.Migration, Cold: true}

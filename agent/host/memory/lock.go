@@ -83,3 +83,14 @@ func (m *Memory) BeginUndo(ctx context.Context, ref migration.Ref, step string, 
 	}
 	return done, nil
 }
+
+// Alone runs f while no operation works on an instance. It waits no longer than ctx, and then says
+// fault.Busy.
+func (m *Memory) Alone(ctx context.Context, instance string, f func(ctx context.Context) error) error {
+	unlock, err := m.Lock(ctx, instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return f(ctx)
+}

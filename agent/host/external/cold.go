@@ -1,6 +1,9 @@
-package host
+package external
 
 import (
+	"berth/agent/host/allocation"
+	demands "berth/agent/host/demand"
+
 	"cmp"
 	"context"
 	"errors"
@@ -71,14 +74,14 @@ func backBy(ref migration.Ref) migration.Ref {
 
 // coldRecord is what a tool has said of its cold migration here; false where nothing is
 // known of it.
-func (h *Host) coldRecord(id string) (foreignArrival, bool, error) {
-	rec, found, err := memory.Recall[foreignArrival](h.memory, migration.Ref{Migration: id, Attempt: attemptAway}, memoryForeign)
+func (x *Migrations) coldRecord(id string) (foreignArrival, bool, error) {
+	rec, found, err := memory.Recall[foreignArrival](x.o.Memory, migration.Ref{Migration: id, Attempt: attemptAway}, memoryForeign)
 	return rec, found && rec.Kind != "", err
 }
 
 // hookCold answers the phases of a cold migration.
-func (h *Host) hookCold(ctx context.Context, ref migration.Ref, phase string, r HookRequest, a *HookAnswer) error {
-	rec, found, err := h.coldRecord(ref.Migration)
+func (x *Migrations) hookCold(ctx context.Context, ref migration.Ref, phase string, r HookRequest, a *HookAnswer) error {
+	rec, found, err := x.coldRecord(ref.Migration)
 	if err != nil {
 		return err
 	}
@@ -90,67 +93,67 @@ func (h *Host) hookCold(ctx context.Context, ref migration.Ref, phase string, r 
 	}
 	switch phase {
 	case PhasePrepResize:
-		return h.hookPrepResize(ctx, ref, r, a)
+		return x.hookPrepResize(ctx, ref, r, a)
 	case PhaseResizeInstance:
-		return h.hookResizeInstance(ctx, ref, r)
+		return x.hookResizeInstance(ctx, ref, r)
 	}
-	c, left := h.tracker.Committed(ref.Migration)
+	c, left := x.o.Tracker.Committed(ref.Migration)
 	if left {
 		ref.Instance = c.Instance
 	}
-	came := h.tracker.Accepted(ref.Migration)
+	came := x.o.Tracker.Accepted(ref.Migration)
 	switch phase {
 	case PhaseRollbackPrepResize:
-		return h.hookRollbackPrep(ctx, awayBy(ref), found)
+		return x.hookRollbackPrep(ctx, awayBy(ref), found)
 	case PhaseConfirmResize:
 		switch {
 		case left && c.Attempt == attemptAway && came == attemptBack, left && c.Attempt == attemptBack:
 			return fault.New(fault.Forbidden, "it was reverted")
 		case left:
-			return operation.ConfirmSource.Ask(ctx, h, awayBy(ref))
+			return operation.ConfirmSource.Ask(ctx, x.o.Self, awayBy(ref))
 		case came == attemptAway && !found:
 			return nil // done before
 		case came == attemptAway:
-			return operation.ConfirmDestination.Ask(ctx, h, awayBy(ref))
+			return operation.ConfirmDestination.Ask(ctx, x.o.Self, awayBy(ref))
 		}
 	case PhaseRevertResize:
 		switch {
 		case left && c.Attempt == attemptBack:
-			return operation.CleanUpReverted.Ask(ctx, h, backBy(ref))
+			return operation.CleanUpReverted.Ask(ctx, x.o.Self, backBy(ref))
 		case found && came == attemptAway:
-			return h.hookRevert(ctx, ref, rec)
+			return x.hookRevert(ctx, ref, rec)
 		}
 	case PhaseFinishRevertResize:
 		switch {
 		case came == attemptBack && !found:
 			return nil // done before
 		case found && left && c.Attempt == attemptAway:
-			return h.hookFinishRevert(ctx, ref, c.To)
+			return x.hookFinishRevert(ctx, ref, c.To)
 		case !left && came == 0:
-			if given, ok, err := h.mayBeTaken(ref); ok || err != nil {
-				return cmp.Or(err, h.hookTakeBack(ctx, given))
+			if given, ok, err := x.given.taken(ref); ok || err != nil {
+				return cmp.Or(err, x.hookTakeBack(ctx, given))
 			}
 		}
 	case PhaseFinishResize:
 		switch {
-		case found && !left && rec.Source != h.o.Name:
-			return h.hookFinishResize(ctx, ref, rec, a)
+		case found && !left && rec.Source != x.o.Host:
+			return x.hookFinishResize(ctx, ref, rec, a)
 		case came == attemptAway && !left:
-			if bound, ok := h.attempts.BoundBy(h.refOfBound(ref)); ok {
+			if bound, ok := x.o.Attempts.BoundBy(x.refOfBound(ref)); ok {
 				a.Claim = bound.ID // done before, and confirmed since
 				return nil
 			}
 		}
 	}
 	return fault.Refuse(fault.Forbidden, "", fault.Reason{
-		Code: "no_claim", Message: "nothing on " + h.o.Name + " waits for " + phase + " of this migration",
+		Code: "no_claim", Message: "nothing on " + x.o.Host + " waits for " + phase + " of this migration",
 		Change: "claim before the guest moves: berth external " + PhasePrepResize + " on its destination",
 	})
 }
 
 // refOfBound completes a ref by the claim that came by its migration.
-func (h *Host) refOfBound(ref migration.Ref) migration.Ref {
-	for _, c := range h.tracker.ByMigration(ref.Migration) {
+func (x *Migrations) refOfBound(ref migration.Ref) migration.Ref {
+	for _, c := range x.o.Tracker.ByMigration(ref.Migration) {
 		if c.BoundFrom != nil {
 			return attempts.RefOf(*c.BoundFrom)
 		}
@@ -159,11 +162,11 @@ func (h *Host) refOfBound(ref migration.Ref) migration.Ref {
 }
 
 // wantedBy is what a guest is to be: as the document says, or of another flavor.
-func (h *Host) wantedBy(comes *arrival, f *topology.Flavor) (migration.Wanted, error) {
+func (x *Migrations) wantedBy(comes *arrival, f *topology.Flavor) (migration.Wanted, error) {
 	if f != nil {
-		var no refusal
-		comes.demand = h.demandOf(*f, &no)
-		if err := no.err("read flavor %s", f.Name); err != nil {
+		var no fault.Refusal
+		comes.demand = demands.Of(*f, nil, x.aliases(), &no)
+		if err := no.Err("read flavor %s", f.Name); err != nil {
 			return migration.Wanted{}, err
 		}
 		comes.inst.Flavor, comes.inst.Adopted = *f, false
@@ -172,26 +175,26 @@ func (h *Host) wantedBy(comes *arrival, f *topology.Flavor) (migration.Wanted, e
 	return migration.Wanted{Flavor: comes.inst.Flavor, Resources: d.Resources, Topology: d.Topology, PCIRequests: d.PCI}, nil
 }
 
-func (h *Host) hookPrepResize(ctx context.Context, ref migration.Ref, r HookRequest, a *HookAnswer) error {
-	if err := h.managing(""); err != nil {
+func (x *Migrations) hookPrepResize(ctx context.Context, ref migration.Ref, r HookRequest, a *HookAnswer) error {
+	if err := x.o.Managing(""); err != nil {
 		return err
 	}
 	ref = awayBy(ref)
-	comes, err := h.arrivalOf(ctx, r.DomainXML)
+	comes, err := x.arrivalOf(ctx, r.DomainXML)
 	if err != nil {
 		return err
 	}
 	if ref.Instance = comes.inst.UUID; r.Instance != "" && r.Instance != comes.inst.UUID {
 		return fault.New(fault.Invalid, "the document is of instance %s, not of %s", comes.inst.UUID, r.Instance)
 	}
-	if r.Source == "" || r.Source == h.o.Name {
-		return fault.New(fault.Invalid, "name the host that the guest comes from; it is another than %s", h.o.Name)
+	if r.Source == "" || r.Source == x.o.Host {
+		return fault.New(fault.Invalid, "name the host that the guest comes from; it is another than %s", x.o.Host)
 	}
 	g := comes.guest(r.DomainXML)
 	g.Definition = r.DomainXML
-	mc := comes.context(r.Source, h.o.Name)
+	mc := comes.context(r.Source, x.o.Host)
 	mc.PowerState = migration.PowerShutOff
-	wanted, err := h.wantedBy(&comes, r.Flavor)
+	wanted, err := x.wantedBy(&comes, r.Flavor)
 	if err != nil {
 		return err
 	}
@@ -200,14 +203,10 @@ func (h *Host) hookPrepResize(ctx context.Context, ref migration.Ref, r HookRequ
 	if r.Flavor != nil {
 		kind = migration.TypeResize
 	}
-	var no refusal
-	if err := h.checkConnections(ctx, &no, r.DomainXML); err != nil {
+	if err := x.o.Arrivals.CheckConnections(ctx, r.DomainXML); err != nil {
 		return err
 	}
-	if err := no.err(""); err != nil {
-		return err
-	}
-	claim, err := h.claimForeign(ctx, ref, migration.ClaimRequest{Guest: g, Context: mc, Kind: kind}, nil)
+	claim, err := x.claimForeign(ctx, ref, migration.ClaimRequest{Guest: g, Context: mc, Kind: kind}, nil)
 	if err != nil {
 		return err
 	}
@@ -215,194 +214,194 @@ func (h *Host) hookPrepResize(ctx context.Context, ref migration.Ref, r HookRequ
 		return fault.New(fault.Forbidden, "the guest has arrived already")
 	}
 	rec := foreignArrival{Source: r.Source, Guest: comes.inst, Kind: kind}
-	rec.Until, rec.Expires = h.patience(hookPatience)
-	err = h.memory.Remember(ctx, ref, memoryForeign, rec)
+	rec.Until, rec.Expires = x.patience(hookPatience)
+	err = x.o.Memory.Remember(ctx, ref, memoryForeign, rec)
 	if err == nil {
-		_, err = operation.PrepResize.Ask(ctx, h, ref, migration.PrepRequest{Kind: kind, Guest: g, Wanted: wanted, Source: r.Source})
+		_, err = operation.PrepResize.Ask(ctx, x.o.Self, ref, migration.PrepRequest{Kind: kind, Guest: g, Wanted: wanted, Source: r.Source})
 	}
 	if err != nil {
 		// Nothing half-made stays; the tool may ask again with another uuid.
-		undo, cancel := h.rt.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+		undo, cancel := x.o.Runtime.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 		defer cancel()
-		return errors.Join(err, h.hookRollbackPrep(undo, ref, true))
+		return errors.Join(err, x.hookRollbackPrep(undo, ref, true))
 	}
-	prepared, _, err := memory.Recall[coldPreparation](h.memory, ref, memoryPreparedCold)
+	definition, _, err := x.o.Arrivals.ColdDefinition(ref)
 	if err != nil {
 		return err
 	}
-	if h.o.Owners != nil {
-		h.o.Owners.Kick()
+	if x.o.Owners != nil {
+		x.o.Owners.Kick()
 	}
-	a.Claim, a.DestinationXML, a.ExpiresAt = claim.ID, prepared.Definition, &rec.Expires
+	a.Claim, a.DestinationXML, a.ExpiresAt = claim.ID, definition, &rec.Expires
 	return nil
 }
 
 // hookRollbackPrep gives all back; a guest that is defined here is the tool's to remove.
-func (h *Host) hookRollbackPrep(ctx context.Context, ref migration.Ref, known bool) error {
+func (x *Migrations) hookRollbackPrep(ctx context.Context, ref migration.Ref, known bool) error {
 	if !known {
 		// Its tombstones are all there is to do; they are kept under the migration.
 		ref.Instance = cmp.Or(ref.Instance, ref.Migration)
-		return errors.Join(h.tracker.Bury(ctx, memory.At(ref, operation.StepClaim)), h.tracker.Bury(ctx, memory.At(ref, operation.StepPrepResize)))
+		return errors.Join(x.o.Tracker.Bury(ctx, memory.At(ref, operation.StepClaim)), x.o.Tracker.Bury(ctx, memory.At(ref, operation.StepPrepResize)))
 	}
-	if d, exists, err := h.domain(ctx, ref.Instance); err != nil {
+	if d, exists, err := driver.Find(ctx, x.o.Driver, ref.Instance); err != nil {
 		return err
 	} else if exists && d.Active() {
 		return fault.Refuse(fault.Busy, "", fault.Reason{
-			Code: "runs_here", Message: "the guest is " + string(d.State) + " (" + string(d.Reason) + ") on " + h.o.Name + ", and is not ended for a rollback",
+			Code: "runs_here", Message: "the guest is " + string(d.State) + " (" + string(d.Reason) + ") on " + x.o.Host + ", and is not ended for a rollback",
 			Change: "end it first; if it did arrive, berth external " + PhaseFinishResize,
 		})
 	}
-	if err := operation.RollbackPrepResize.Ask(ctx, h, ref); err != nil {
+	if err := operation.RollbackPrepResize.Ask(ctx, x.o.Self, ref); err != nil {
 		return err
 	}
-	if err := operation.AbortClaim.Ask(ctx, h, ref); err != nil {
+	if err := operation.AbortClaim.Ask(ctx, x.o.Self, ref); err != nil {
 		return err
 	}
-	return h.tracker.ForgetMigration(ctx, ref.Migration)
+	return x.o.Tracker.ForgetMigration(ctx, ref.Migration)
 }
 
 // hookFinishResize makes a guest this host's that the tool has defined here.
-func (h *Host) hookFinishResize(ctx context.Context, ref migration.Ref, rec foreignArrival, a *HookAnswer) error {
+func (x *Migrations) hookFinishResize(ctx context.Context, ref migration.Ref, rec foreignArrival, a *HookAnswer) error {
 	ref = awayBy(ref)
-	if !h.attempts.Accepted(ref) {
-		d, exists, err := h.domain(ctx, ref.Instance)
+	if !x.o.Attempts.Accepted(ref) {
+		d, exists, err := driver.Find(ctx, x.o.Driver, ref.Instance)
 		if err != nil {
 			return err
 		}
 		if !exists || !d.Persistent {
 			return fault.Refuse(fault.Busy, "", fault.Reason{
-				Code: "not_arrived", Message: "the guest is not defined on " + h.o.Name,
+				Code: "not_arrived", Message: "the guest is not defined on " + x.o.Host,
 				Change: "virsh define FILE, of what " + PhasePrepResize + " answered, or berth external " + PhaseRollbackPrepResize,
 			})
 		}
-		if err := h.keepDefinition(ctx, ref, rec); err != nil {
+		if err := x.keepDefinition(ctx, ref, rec); err != nil {
 			return err
 		}
-		if err := h.takeCold(ctx, ref, rec.Source); err != nil {
+		if err := x.takeCold(ctx, ref, rec.Source); err != nil {
 			return err
 		}
 	}
-	if err := operation.FinishResize.Ask(ctx, h, ref); err != nil {
+	if err := operation.FinishResize.Ask(ctx, x.o.Self, ref); err != nil {
 		return err
 	}
-	bound, _ := h.attempts.BoundBy(ref)
+	bound, _ := x.o.Attempts.BoundBy(ref)
 	a.Claim = bound.ID
-	return h.countArrived(ctx, ref)
+	return x.countArrived(ctx, ref)
 }
 
 // takeCold brings the token here from the host that holds it.
-func (h *Host) takeCold(ctx context.Context, ref migration.Ref, from string) error {
+func (x *Migrations) takeCold(ctx context.Context, ref migration.Ref, from string) error {
 	none := fault.Refuse(fault.Forbidden, "", fault.Reason{
-		Code: "no_owner", Message: "no host gives " + h.o.Name + " the ownership token of this guest", Want: from,
+		Code: "no_owner", Message: "no host gives " + x.o.Host + " the ownership token of this guest", Want: from,
 		Change: "adopt it on the host that it comes from, or here: berth instance adopt",
 	})
-	if h.o.Fleet == nil {
+	if x.o.Fleet == nil {
 		return none
 	}
-	c, given, err := h.o.Fleet.TakeToken(ctx, ref, from)
+	c, given, err := x.o.Fleet.TakeToken(ctx, ref, from)
 	if err != nil {
 		return err
 	}
 	if !given {
 		return none
 	}
-	return operation.AcceptHanded.Ask(ctx, h, ref, c)
+	return operation.AcceptHanded.Ask(ctx, x.o.Self, ref, c)
 }
 
 // keepDefinition makes what the tool has defined the guest's definition, placed as its
 // claim says: its disks may have other paths here.
-func (h *Host) keepDefinition(ctx context.Context, ref migration.Ref, rec foreignArrival) error {
-	unlock, err := h.memory.Lock(ctx, ref.Instance)
+func (x *Migrations) keepDefinition(ctx context.Context, ref migration.Ref, rec foreignArrival) error {
+	unlock, err := x.o.Memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	prepared, found, err := memory.Recall[coldPreparation](h.memory, ref, memoryPreparedCold)
+	_, found, err := x.o.Arrivals.ColdDefinition(ref)
 	if err != nil || !found {
 		return err
 	}
-	claim, ok := h.tracker.ByOwner(h.attempts.Owner(ref))
+	claim, ok := x.o.Tracker.ByOwner(x.o.Attempts.Owner(ref))
 	if !ok {
 		return fault.New(fault.Forbidden, "its claim has ended")
 	}
-	text, err := driver.Definition(ctx, h.driver, ref.Instance)
+	text, err := driver.Definition(ctx, x.o.Driver, ref.Instance)
 	if err != nil {
 		return err
 	}
-	if prepared.Definition, err = h.placed(ref, text, rec.Guest, claim); err != nil {
+	if text, err = x.placed(ref, text, rec.Guest, claim); err != nil {
 		return err
 	}
-	return h.memory.Remember(ctx, ref, memoryPreparedCold, prepared)
+	return x.o.Arrivals.SetColdDefinition(ctx, ref, text)
 }
 
 // countArrived writes the allocation of a guest that has come or come back.
-func (h *Host) countArrived(ctx context.Context, ref migration.Ref) error {
-	if h.o.Owners != nil {
-		h.o.Owners.Kick()
+func (x *Migrations) countArrived(ctx context.Context, ref migration.Ref) error {
+	if x.o.Owners != nil {
+		x.o.Owners.Kick()
 	}
-	inst, known := h.tracker.Instance(ref.Instance)
-	claim, bound := h.attempts.ClaimOf(ref.Instance)
-	if !known || !bound || inst.Token.State != claims.TokenHere || h.o.Fleet == nil {
+	inst, known := x.o.Tracker.Instance(ref.Instance)
+	claim, bound := x.o.Attempts.ClaimOf(ref.Instance)
+	if !known || !bound || inst.Token.State != claims.TokenHere || x.o.Fleet == nil {
 		return nil
 	}
-	return wrap(h.o.Fleet.TakeAllocation(ctx, allocationOf(inst, claim)), "guest %s is on %s, and its allocation could not be written", inst.Name, h.o.Name)
+	return fault.Wrap(x.o.Fleet.TakeAllocation(ctx, allocation.Of(inst, claim)), "guest %s is on %s, and its allocation could not be written", inst.Name, x.o.Host)
 }
 
 // hookRevert gives the guest and all that it has here back.
-func (h *Host) hookRevert(ctx context.Context, ref migration.Ref, rec foreignArrival) error {
+func (x *Migrations) hookRevert(ctx context.Context, ref migration.Ref, rec foreignArrival) error {
 	ref = backBy(ref)
-	if _, err := h.surrenderCold(ctx, ref, rec.Source, migration.TypeResize); err != nil {
+	if _, err := x.surrenderCold(ctx, ref, rec.Source, migration.TypeResize); err != nil {
 		return err
 	}
-	return operation.CleanUpReverted.Ask(ctx, h, ref)
+	return operation.CleanUpReverted.Ask(ctx, x.o.Self, ref)
 }
 
 // hookFinishRevert takes the guest back that its destination has given back.
-func (h *Host) hookFinishRevert(ctx context.Context, ref migration.Ref, from string) error {
+func (x *Migrations) hookFinishRevert(ctx context.Context, ref migration.Ref, from string) error {
 	ref = backBy(ref)
-	if !h.attempts.Accepted(ref) {
-		if err := operation.AwaitReturn.Ask(ctx, h, ref); err != nil {
+	if !x.o.Attempts.Accepted(ref) {
+		if err := operation.AwaitReturn.Ask(ctx, x.o.Self, ref); err != nil {
 			return err
 		}
-		if err := h.takeCold(ctx, ref, from); err != nil {
+		if err := x.takeCold(ctx, ref, from); err != nil {
 			return err
 		}
 	}
-	if err := operation.FinishRevert.Ask(ctx, h, ref); err != nil {
+	if err := operation.FinishRevert.Ask(ctx, x.o.Self, ref); err != nil {
 		return err
 	}
-	return h.countArrived(ctx, ref)
+	return x.countArrived(ctx, ref)
 }
 
 // followCold ends the claims of tools' cold migrations for which nobody has asked again
 // and of whose guests nothing is defined here, what is left of rebuilds whose claims have
 // ended, and words of which nothing can come.
-func (h *Host) followCold(ctx context.Context) {
-	h.followGiven(ctx)
-	for _, c := range h.tracker.List() {
+func (x *Migrations) followCold(ctx context.Context) {
+	x.followGiven(ctx)
+	for _, c := range x.o.Tracker.List() {
 		ref := attempts.RefOf(c.Owner)
 		if c.Owner.Kind != claims.KindResize || c.State != claims.Pending && c.State != claims.Arriving || ref.Attempt != attemptAway {
 			continue
 		}
-		rec, found, err := h.coldRecord(ref.Migration)
-		if err != nil || !found || rec.Source == h.o.Name || !rec.over(h.rt.Boot()) {
+		rec, found, err := x.coldRecord(ref.Migration)
+		if err != nil || !found || rec.Source == x.o.Host || !rec.over(x.o.Runtime.Boot()) {
 			continue
 		}
-		all, err := h.driver.Domains(ctx)
+		all, err := x.o.Driver.Domains(ctx)
 		if err != nil || slices.ContainsFunc(all, func(d driver.Domain) bool { return d.UUID == ref.Instance }) {
 			continue
 		}
-		h.log.Info("a tool's cold migration brought nothing: its claim ends", "instance", ref.Instance, "migration", ref.Migration)
-		h.note(ctx, ref.Instance, h.hookRollbackPrep(ctx, ref, true))
+		x.o.Logger.Info("a tool's cold migration brought nothing: its claim ends", "instance", ref.Instance, "migration", ref.Migration)
+		x.progress.note(ctx, ref.Instance, x.hookRollbackPrep(ctx, ref, true))
 	}
-	for _, r := range h.tracker.Remembering(memoryRebuild) {
-		rec, found, err := memory.Recall[foreignRebuild](h.memory, r, memoryRebuild)
+	for _, r := range x.o.Tracker.Remembering(memoryRebuild) {
+		rec, found, err := memory.Recall[foreignRebuild](x.o.Memory, r, memoryRebuild)
 		ref := migration.Ref{Migration: r.Migration, Instance: rec.Instance, Attempt: r.Attempt}
-		if _, claimed := h.tracker.ByOwner(attempts.OwnerOf(ref, claims.KindRebuild)); err != nil || !found || claimed {
+		if _, claimed := x.o.Tracker.ByOwner(attempts.OwnerOf(ref, claims.KindRebuild)); err != nil || !found || claimed {
 			continue
 		}
-		if _, bound := h.attempts.BoundBy(ref); !bound {
-			h.note(ctx, ref.Instance, h.hookRollbackRebuild(ctx, ref, rec, true)) // its lease is over
+		if _, bound := x.o.Attempts.BoundBy(ref); !bound {
+			x.progress.note(ctx, ref.Instance, x.hookRollbackRebuild(ctx, ref, rec, true)) // its lease is over
 		}
 	}
 }

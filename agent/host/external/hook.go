@@ -1,4 +1,4 @@
-package host
+package external
 
 import (
 	"cmp"
@@ -10,9 +10,9 @@ import (
 	"github.com/google/uuid"
 
 	"berth/agent/host/attempts"
-	"berth/agent/host/hooks"
 	"berth/agent/host/memory"
 	"berth/claims"
+	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/operation"
@@ -76,38 +76,38 @@ type HookAnswer struct {
 // Hook answers a tool that runs a migration of its own. Every phase is safe to
 // repeat; pre-live-migration is refused once its rollback was asked for, whatever
 // came first.
-func (h *Host) Hook(ctx context.Context, id, phase string, r HookRequest) (HookAnswer, error) {
+func (x *Migrations) Hook(ctx context.Context, id, phase string, r HookRequest) (HookAnswer, error) {
 	a := HookAnswer{Migration: id, Reasons: []fault.Reason{}}
-	err := h.hook(ctx, id, phase, r, &a)
-	return a, wrap(err, "%s of migration %s on %s", phase, id, h.o.Name)
+	err := x.hook(ctx, id, phase, r, &a)
+	return a, fault.Wrap(err, "%s of migration %s on %s", phase, id, x.o.Host)
 }
 
-func (h *Host) hook(ctx context.Context, id, phase string, r HookRequest, a *HookAnswer) error {
+func (x *Migrations) hook(ctx context.Context, id, phase string, r HookRequest, a *HookAnswer) error {
 	parsed, err := uuid.Parse(id)
 	if err != nil || parsed.String() != id {
 		return fault.New(fault.Invalid, "%q is not a uuid in lower case", id)
 	}
 	ref := migration.Ref{Migration: id, Instance: r.Instance, Attempt: attemptAway}
 	cold := slices.Contains(coldPhases, phase)
-	if rec, found, err := h.foreignRecord(claims.Owner{Migration: id}); err != nil {
+	if rec, found, err := x.foreignRecord(claims.Owner{Migration: id}); err != nil {
 		return err
 	} else if cold && found && rec.Kind != "" {
-		return h.hookCold(ctx, ref, phase, r, a)
+		return x.hookCold(ctx, ref, phase, r, a)
 	}
 	rebuild := slices.Contains(rebuildPhases, phase)
-	if _, found, err := memory.Recall[foreignRebuild](h.memory, ref, memoryRebuild); rebuild && (found || err != nil) {
-		return cmp.Or(err, h.hookRebuild(ctx, ref, phase, r, a))
+	if _, found, err := memory.Recall[foreignRebuild](x.o.Memory, ref, memoryRebuild); rebuild && (found || err != nil) {
+		return cmp.Or(err, x.hookRebuild(ctx, ref, phase, r, a))
 	}
 	// A tool speaks of its own migrations; Berth's have their conductor.
-	mine, err := h.foreignClaim(id)
+	mine, err := x.foreignClaim(id)
 	if err != nil {
 		return err
 	}
 	switch {
 	case cold:
-		return h.hookCold(ctx, ref, phase, r, a)
+		return x.hookCold(ctx, ref, phase, r, a)
 	case rebuild:
-		return h.hookRebuild(ctx, ref, phase, r, a)
+		return x.hookRebuild(ctx, ref, phase, r, a)
 	}
 	if mine != nil {
 		if r.Instance != "" && r.Instance != mine.Instance {
@@ -117,32 +117,32 @@ func (h *Host) hook(ctx context.Context, id, phase string, r HookRequest, a *Hoo
 	}
 	switch phase {
 	case PhasePreLive:
-		if err := h.managing(""); err != nil {
+		if err := x.o.Managing(""); err != nil {
 			return err
 		}
-		return h.hookPreLive(ctx, ref, r, a)
+		return x.hookPreLive(ctx, ref, r, a)
 	case PhasePostAtDestination:
-		return h.hookArrived(ctx, ref, mine, a)
+		return x.hookArrived(ctx, ref, mine, a)
 	case PhaseRollbackAtDestination:
-		return h.hookRollback(ctx, ref, mine)
+		return x.hookRollback(ctx, ref, mine)
 	case PhasePost:
-		return h.hookPost(ctx, ref, a)
+		return x.hookPost(ctx, ref, a)
 	case PhaseRollback:
-		return h.hookKeep(ctx, ref)
+		return x.hookKeep(ctx, ref)
 	}
 	return fault.New(fault.Invalid, "there is no such phase: want one of %v", Phases())
 }
 
 // foreignClaim gives the owner of the claim that a tool's migration has here, or
 // had when it was bound; nil for none. A migration of Berth's own is refused.
-func (h *Host) foreignClaim(id string) (*claims.Owner, error) {
+func (x *Migrations) foreignClaim(id string) (*claims.Owner, error) {
 	own := fault.Refuse(fault.Forbidden, "", fault.Reason{
 		Code: "own_migration", Message: "migration " + id + " is Berth's own", Change: "berth migration show " + id,
 	})
-	if _, moving := h.tracker.Context(id); moving {
+	if _, moving := x.o.Tracker.Context(id); moving {
 		return nil, own
 	}
-	list := h.tracker.ByMigration(id)
+	list := x.o.Tracker.ByMigration(id)
 	if len(list) == 0 {
 		return nil, nil
 	}
@@ -150,14 +150,14 @@ func (h *Host) foreignClaim(id string) (*claims.Owner, error) {
 	if c.BoundFrom != nil && c.BoundFrom.Migration == id {
 		return c.BoundFrom, nil
 	}
-	if _, found, err := h.foreignRecord(c.Owner); err != nil || !found {
+	if _, found, err := x.foreignRecord(c.Owner); err != nil || !found {
 		return nil, cmp.Or(err, own)
 	}
 	return &c.Owner, nil
 }
 
-func (h *Host) hookPreLive(ctx context.Context, ref migration.Ref, r HookRequest, a *HookAnswer) error {
-	comes, err := h.arrivalOf(ctx, r.DomainXML)
+func (x *Migrations) hookPreLive(ctx context.Context, ref migration.Ref, r HookRequest, a *HookAnswer) error {
+	comes, err := x.arrivalOf(ctx, r.DomainXML)
 	if err != nil {
 		return err
 	}
@@ -165,11 +165,11 @@ func (h *Host) hookPreLive(ctx context.Context, ref migration.Ref, r HookRequest
 	if ref.Instance = inst.UUID; r.Instance != "" && r.Instance != inst.UUID {
 		return fault.New(fault.Invalid, "the document is of instance %s, not of %s", inst.UUID, r.Instance)
 	}
-	if r.Source == h.o.Name {
+	if r.Source == x.o.Host {
 		return fault.New(fault.Invalid, "the guest is to come from another host, not from %s", r.Source)
 	}
 	g := comes.guest(r.DomainXML)
-	claim, err := h.claimForeign(ctx, ref, migration.ClaimRequest{Guest: g, Context: comes.context(r.Source, h.o.Name)}, nil)
+	claim, err := x.claimForeign(ctx, ref, migration.ClaimRequest{Guest: g, Context: comes.context(r.Source, x.o.Host)}, nil)
 	if err != nil {
 		return err
 	}
@@ -177,19 +177,19 @@ func (h *Host) hookPreLive(ctx context.Context, ref migration.Ref, r HookRequest
 		return fault.New(fault.Forbidden, "the guest has arrived already")
 	}
 	rec := foreignArrival{Source: r.Source, Guest: inst}
-	rec.Until, rec.Expires = h.patience(hookPatience)
-	if err := h.memory.Remember(ctx, ref, memoryForeign, rec); err != nil {
+	rec.Until, rec.Expires = x.patience(hookPatience)
+	if err := x.o.Memory.Remember(ctx, ref, memoryForeign, rec); err != nil {
 		return err
 	}
-	p, err := operation.PreLiveMigration.Ask(ctx, h, ref, migration.PreLiveRequest{Guest: g, Source: r.Source})
+	p, err := operation.PreLiveMigration.Ask(ctx, x.o.Self, ref, migration.PreLiveRequest{Guest: g, Source: r.Source})
 	if err != nil {
 		// Nothing half-made stays; the tool may ask again with another uuid.
-		undo, cancel := h.rt.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+		undo, cancel := x.o.Runtime.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 		defer cancel()
-		return errors.Join(err, h.hookRollback(undo, ref, &claim.Owner))
+		return errors.Join(err, x.hookRollback(undo, ref, &claim.Owner))
 	}
-	if h.o.Owners != nil {
-		h.o.Owners.Kick()
+	if x.o.Owners != nil {
+		x.o.Owners.Kick()
 	}
 	a.Claim, a.DestinationXML, a.MigrateURI, a.ExpiresAt = claim.ID, p.DestinationXML, p.MigrateURI, &rec.Expires
 	return nil
@@ -197,22 +197,22 @@ func (h *Host) hookPreLive(ctx context.Context, ref migration.Ref, r HookRequest
 
 // claimForeign makes the claim of a foreign migration by the verb that a
 // conductor would use. Placement is not asked: libvirt may wait for the answer.
-func (h *Host) claimForeign(ctx context.Context, ref migration.Ref, r migration.ClaimRequest, found *topology.Assignment) (claims.Claim, error) {
-	if err := h.Alone(ctx, ref.Instance, func(ctx context.Context) error {
-		err := h.managing("")
+func (x *Migrations) claimForeign(ctx context.Context, ref migration.Ref, r migration.ClaimRequest, found *topology.Assignment) (claims.Claim, error) {
+	if err := x.o.Memory.Alone(ctx, ref.Instance, func(ctx context.Context) error {
+		err := x.o.Managing("")
 		if err == nil {
-			err = h.memory.Late(ref, operation.StepClaim)
+			err = x.o.Memory.Late(ref, operation.StepClaim)
 		}
 		if err == nil {
-			_, err = h.claim(ctx, ref, r, found)
+			_, err = x.o.Arrivals.Claim(ctx, ref, r, found)
 		}
 		return err
 	}); err != nil {
-		return claims.Claim{}, wrap(err, "claim %s on %s", r.Guest.Name, h.o.Name)
+		return claims.Claim{}, fault.Wrap(err, "claim %s on %s", r.Guest.Name, x.o.Host)
 	}
-	c, ok := h.tracker.ByOwner(h.attempts.Owner(ref))
+	c, ok := x.o.Tracker.ByOwner(x.o.Attempts.Owner(ref))
 	if !ok {
-		if c, ok = h.attempts.BoundBy(ref); !ok {
+		if c, ok = x.o.Attempts.BoundBy(ref); !ok {
 			return claims.Claim{}, fault.New(fault.Unavailable, "its claim has ended again: ask once more")
 		}
 	}
@@ -220,19 +220,19 @@ func (h *Host) claimForeign(ctx context.Context, ref migration.Ref, r migration.
 }
 
 // hookArrived settles what has come, without waiting for the next look.
-func (h *Host) hookArrived(ctx context.Context, ref migration.Ref, mine *claims.Owner, a *HookAnswer) error {
+func (x *Migrations) hookArrived(ctx context.Context, ref migration.Ref, mine *claims.Owner, a *HookAnswer) error {
 	if mine == nil {
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
-			Code: "no_claim", Message: "no claim on " + h.o.Name + " names this migration", Change: "claim before the guest moves: berth external " + PhasePreLive,
+			Code: "no_claim", Message: "no claim on " + x.o.Host + " names this migration", Change: "claim before the guest moves: berth external " + PhasePreLive,
 		})
 	}
-	if err := h.FollowArrival(ctx, ref); err != nil {
+	if err := x.FollowArrival(ctx, ref); err != nil {
 		return err
 	}
-	c, bound := h.attempts.BoundBy(ref)
+	c, bound := x.o.Attempts.BoundBy(ref)
 	if !bound {
 		return fault.Refuse(fault.Busy, "", fault.Reason{
-			Code: "not_arrived", Message: "the guest has not arrived on " + h.o.Name, Change: "ask again when it has, or berth external " + PhaseRollbackAtDestination,
+			Code: "not_arrived", Message: "the guest has not arrived on " + x.o.Host, Change: "ask again when it has, or berth external " + PhaseRollbackAtDestination,
 		})
 	}
 	a.Claim = c.ID
@@ -241,78 +241,72 @@ func (h *Host) hookArrived(ctx context.Context, ref migration.Ref, mine *claims.
 
 // hookRollback is the undo of hookPreLive. A guest that runs here is not ended for
 // it: a tool that takes its migration for failed can be wrong.
-func (h *Host) hookRollback(ctx context.Context, ref migration.Ref, mine *claims.Owner) error {
+func (x *Migrations) hookRollback(ctx context.Context, ref migration.Ref, mine *claims.Owner) error {
 	if mine == nil {
 		// Its tombstone is all there is to do; it is kept under the migration.
 		ref.Instance = cmp.Or(ref.Instance, ref.Migration)
-		return errors.Join(h.tracker.Bury(ctx, memory.At(ref, operation.StepClaim)), h.tracker.Bury(ctx, memory.At(ref, operation.StepPreLiveMigration)))
+		return errors.Join(x.o.Tracker.Bury(ctx, memory.At(ref, operation.StepClaim)), x.o.Tracker.Bury(ctx, memory.At(ref, operation.StepPreLiveMigration)))
 	}
-	if _, bound := h.attempts.BoundBy(ref); bound {
-		return attempts.TooLate(h.o.Name)
+	if _, bound := x.o.Attempts.BoundBy(ref); bound {
+		return attempts.TooLate(x.o.Host)
 	}
-	if err := h.tracker.Bury(ctx, memory.At(ref, operation.StepClaim)); err != nil {
+	if err := x.o.Tracker.Bury(ctx, memory.At(ref, operation.StepClaim)); err != nil {
 		return err
 	}
-	h.memory.Stop(ref)
-	unlock, err := h.memory.Lock(ctx, ref.Instance)
+	x.o.Memory.Stop(ref)
+	unlock, err := x.o.Memory.Lock(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if h.arrived(ref) {
-		return attempts.TooLate(h.o.Name)
+	if x.o.Instances.Arrived(ref) {
+		return attempts.TooLate(x.o.Host)
 	}
-	d, exists, err := h.domain(ctx, ref.Instance)
+	d, exists, err := driver.Find(ctx, x.o.Driver, ref.Instance)
 	if err != nil {
 		return err
 	}
 	if exists && d.Active() {
 		return fault.Refuse(fault.Busy, "", fault.Reason{
-			Code: "runs_here", Message: "the guest is " + string(d.State) + " (" + string(d.Reason) + ") on " + h.o.Name + ", and is not ended for a rollback",
+			Code: "runs_here", Message: "the guest is " + string(d.State) + " (" + string(d.Reason) + ") on " + x.o.Host + ", and is not ended for a rollback",
 			Change: "abort the migration first (virsh domjobabort " + fault.Quote(d.Name) + " on its source); if the guest did arrive, berth external " + PhasePostAtDestination,
 		})
 	}
-	return h.endForeign(ctx, ref)
+	return x.endForeign(ctx, ref)
 }
 
 // hookPost lets go, on the source, of a guest that has left. The token goes when
 // the destination asks for it.
-func (h *Host) hookPost(ctx context.Context, ref migration.Ref, a *HookAnswer) error {
-	c, left := h.tracker.Committed(ref.Migration)
+func (x *Migrations) hookPost(ctx context.Context, ref migration.Ref, a *HookAnswer) error {
+	c, left := x.o.Tracker.Committed(ref.Migration)
 	if !left {
 		a.Reasons = append(a.Reasons, fault.Reason{
-			Code: "not_asked_yet", Message: "no host has asked " + h.o.Name + " for the guest's ownership token yet",
+			Code: "not_asked_yet", Message: "no host has asked " + x.o.Host + " for the guest's ownership token yet",
 			Change: "berth external " + PhasePostAtDestination + " on the destination, which asks for it",
 		})
 		return nil
 	}
-	if inst, known := h.tracker.Instance(c.Instance); known && inst.Token.State == claims.TokenSurrendered {
-		return h.followLeft(ctx, inst)
+	if inst, known := x.o.Tracker.Instance(c.Instance); known && inst.Token.State == claims.TokenSurrendered {
+		return x.followLeft(ctx, inst)
 	}
 	return nil
 }
 
 // hookKeep is the source's word that the guest stays: nobody gets its token by
 // this migration any more.
-func (h *Host) hookKeep(ctx context.Context, ref migration.Ref) error {
-	if c, left := h.tracker.Committed(ref.Migration); left {
+func (x *Migrations) hookKeep(ctx context.Context, ref migration.Ref) error {
+	if c, left := x.o.Tracker.Committed(ref.Migration); left {
 		return tokenHasLeft(c, "it lives there; move it back with another migration")
 	}
 	ref.Instance = cmp.Or(ref.Instance, ref.Migration)
-	return h.tracker.Bury(ctx, memory.At(ref, memoryLeft))
+	return x.o.Tracker.Bury(ctx, memory.At(ref, memoryLeft))
 }
 
 // finishForeign runs what an operator wants to run for a guest that has come, and
 // drops the records of its migration.
-func (h *Host) finishForeign(ctx context.Context, ref migration.Ref) error {
-	rec, prepared, err := memory.Recall[preparation](h.memory, ref, memoryPrepared)
-	if err != nil {
+func (x *Migrations) finishForeign(ctx context.Context, ref migration.Ref) error {
+	if err := x.o.Arrivals.RunArrivedHooks(ctx, ref); err != nil {
 		return err
 	}
-	if prepared {
-		if err := h.phases.Run(ctx, ref, rec.phase(h, hooks.PostLiveMigrationAtDestination)); err != nil {
-			return err
-		}
-	}
-	return h.tracker.ForgetMigration(ctx, ref.Migration)
+	return x.o.Tracker.ForgetMigration(ctx, ref.Migration)
 }

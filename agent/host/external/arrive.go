@@ -1,4 +1,4 @@
-package host
+package external
 
 import (
 	"context"
@@ -17,30 +17,6 @@ import (
 	"berth/migration/operation"
 	"berth/topology"
 )
-
-// Owners keeps the guard's owner files (agent/guard).
-type Owners interface {
-	// Withdraw makes a guest's file say that it moves until done is called; an error
-	// means that it may still say that the guest may start here.
-	Withdraw(instance string) (done func(), err error)
-	// Kick makes the files follow the ledger soon.
-	Kick()
-}
-
-// Fleet is what a guest that came by foreign hands needs of the other hosts.
-type Fleet interface {
-	// TakeToken asks every host that may hold the instance's token to give it to
-	// this one; source is the host that it is said to come from, empty where nobody
-	// said. false when all have answered that it is not theirs. A host that is
-	// silent is an error, and so is one that keeps it.
-	TakeToken(ctx context.Context, ref migration.Ref, source string) (migration.Commit, bool, error)
-	// HeldElsewhere reports whether Placement has an allocation for the instance of
-	// another host: it is that host's guest, as far as anybody knows.
-	HeldElsewhere(ctx context.Context, instance string) (bool, error)
-	// TakeAllocation makes the consumer's allocation exactly this one, whatever it
-	// held before: its token is here.
-	TakeAllocation(ctx context.Context, a Allocation) error
-}
 
 // memoryForeign is under which a destination remembers that an arrival is not of
 // Berth's own migrations, memoryLeft a source that a guest left by such a one.
@@ -71,10 +47,10 @@ const (
 	hookPatience    = 10 * time.Minute
 )
 
-func (h *Host) patience(d time.Duration) (until runtime.BootTime, expires time.Time) {
-	until = h.rt.Boot()
+func (x *Migrations) patience(d time.Duration) (until runtime.BootTime, expires time.Time) {
+	until = x.o.Runtime.Boot()
 	until.Since += d
-	return until, h.rt.Now().Add(d).UTC()
+	return until, x.o.Runtime.Now().Add(d).UTC()
 }
 
 func (f foreignArrival) over(now runtime.BootTime) bool {
@@ -83,30 +59,27 @@ func (f foreignArrival) over(now runtime.BootTime) bool {
 
 // foreignRecord gives what is known of a migration's claim; false where the
 // migration is Berth's own.
-func (h *Host) foreignRecord(o claims.Owner) (foreignArrival, bool, error) {
+func (x *Migrations) foreignRecord(o claims.Owner) (foreignArrival, bool, error) {
 	o.Attempt = attemptAway // a guest that comes back has no other
-	return memory.Recall[foreignArrival](h.memory, attempts.RefOf(o), memoryForeign)
+	return memory.Recall[foreignArrival](x.o.Memory, attempts.RefOf(o), memoryForeign)
 }
 
 // Foreign reports whether a claim is of a migration that is not Berth's own. A
 // record that cannot be read is none: the stricter rules of Berth's own hold then.
-func (h *Host) Foreign(o claims.Owner) bool {
-	_, found, err := h.foreignRecord(o)
+func (x *Migrations) Foreign(o claims.Owner) bool {
+	_, found, err := x.foreignRecord(o)
 	return found && err == nil
 }
 
-// Moving names the migration that an instance is in, as source or destination.
-func (h *Host) Moving(instance string) (string, bool) { return h.attempts.Moving(instance) }
-
 // Undone reports whether the undo of a migration's claim has begun.
-func (h *Host) Undone(o claims.Owner) bool {
-	return h.tracker.Buried(memory.At(attempts.RefOf(o), operation.StepClaim))
+func (x *Migrations) Undone(o claims.Owner) bool {
+	return x.o.Tracker.Buried(memory.At(attempts.RefOf(o), operation.StepClaim))
 }
 
 // arrival is a guest that comes by a foreign migration.
 type arrival struct {
 	inst       claims.Instance // its token's epoch is what the document says
-	demand     demand
+	demand     demands.Demand
 	assignment topology.Assignment // what it has of the host that it comes from
 }
 
@@ -131,33 +104,33 @@ func (a arrival) context(source, destination string) migration.Context {
 // arrivalOf reads from a document what its guest needs here: by its flavor where
 // Berth manages it, else by what it has where it comes from. A guest with a device
 // of its host's is refused: nothing tells which of this host's is like it.
-func (h *Host) arrivalOf(ctx context.Context, text string) (arrival, error) {
+func (x *Migrations) arrivalOf(ctx context.Context, text string) (arrival, error) {
 	const doing = "read the arriving guest's document"
 	doc, err := domainxml.Parse(text)
 	if err != nil {
 		return arrival{}, fault.Refuse(fault.Invalid, doing, fault.Reason{Code: "document", Message: err.Error(), Change: "correct it, or report it"})
 	}
-	own, err := parseDocument(text)
+	uses := doc.Resources()
+	// What cannot be read here yet is copied later; its own host has counted it.
+	diskGB, immovable, err := x.o.Arrivals.Disks(ctx, text)
 	if err != nil {
 		return arrival{}, err
 	}
-	uses := doc.Resources()
-	// What cannot be read here yet is copied later; its own host has counted it.
-	uses.DiskGB, _ = h.diskGB(ctx, own)
+	uses.DiskGB = diskGB
 	a := arrival{inst: claims.Instance{
-		UUID: doc.UUID(), Name: doc.Name(), Adopted: true, ProjectID: h.o.ProjectID, UserID: h.o.UserID,
+		UUID: doc.UUID(), Name: doc.Name(), Adopted: true, ProjectID: x.o.ProjectID, UserID: x.o.UserID,
 		Flavor: topology.Flavor{Name: "adopted", VCPUs: uses.VCPUs, MemoryMB: uses.MemoryMB, DiskGB: uses.DiskGB},
 	}}
-	var no refusal
-	no.add(fault.Forbidden, own.immovable(topology.Assignment{})...)
+	var no fault.Refusal
+	no.Add(fault.Forbidden, immovable...)
 	// Without this host's cells and shared CPUs: the document names another's.
 	var found *topology.GuestTopology
 	found, a.assignment, _ = doc.Assignment(nil, nil)
-	a.demand = demand{Resources: demands.UsesOf(found, uses), Topology: demands.AsItRuns(found, a.assignment)}
+	a.demand = demands.Demand{Resources: demands.UsesOf(found, uses), Topology: demands.AsItRuns(found, a.assignment)}
 	if meta, ok, err := doc.Metadata(); err == nil && ok {
 		a.inst.Token.Epoch, a.inst.Adopted = meta.Epoch, false
-		if meta.Flavor.Name != "" && !adoptedFlavor(meta.Flavor) {
-			d := h.demandOf(meta.Flavor, &no)
+		if meta.Flavor.Name != "" && !AdoptedFlavor(meta.Flavor) {
+			d := demands.Of(meta.Flavor, nil, x.aliases(), &no)
 			d.Resources.DiskGB = max(d.Resources.DiskGB, uses.DiskGB)
 			if d.Topology == nil {
 				// People may have given it more since.
@@ -167,33 +140,33 @@ func (h *Host) arrivalOf(ctx context.Context, text string) (arrival, error) {
 			a.inst.Flavor, a.demand = meta.Flavor, d
 		}
 	}
-	return a, no.err(doing)
+	return a, no.Err(doing)
 }
 
-// adoptedFlavor is what adoption writes for a guest that has none: its amounts say
+// AdoptedFlavor is what adoption writes for a guest that has none: its amounts say
 // nothing of what it has of a host.
-func adoptedFlavor(f topology.Flavor) bool { return f.Name == "adopted" && len(f.ExtraSpecs) == 0 }
+func AdoptedFlavor(f topology.Flavor) bool { return f.Name == "adopted" && len(f.ExtraSpecs) == 0 }
 
 // ClaimArrival holds a place for a guest that libvirt is about to take in by a
 // migration that is not Berth's, and gives the document that it is to come with:
 // the one that it is given, placed as its claim says. A claim that a hook made for it before is
 // used. It reads the ledger and the document, never libvirt, which waits. The
 // refusals are those of a claim, with every reason.
-func (h *Host) ClaimArrival(ctx context.Context, text string) (string, error) {
-	return h.claimArrival(ctx, text, nil)
+func (x *Migrations) ClaimArrival(ctx context.Context, text string) (string, error) {
+	return x.ClaimFound(ctx, text, nil)
 }
 
-// claimArrival is ClaimArrival, also of a guest that runs here already: that is
+// ClaimFound is ClaimArrival, also of a guest that runs here already: that is
 // claimed where it was found. Another place would be counted in vain, and what it uses
 // be given out again until its token has come.
-func (h *Host) claimArrival(ctx context.Context, text string, found *claims.Found) (string, error) {
-	comes, err := h.arrivalOf(ctx, text)
+func (x *Migrations) ClaimFound(ctx context.Context, text string, found *claims.Found) (string, error) {
+	comes, err := x.arrivalOf(ctx, text)
 	if err != nil {
 		return "", err
 	}
 	var place *topology.Assignment
 	if found != nil {
-		comes.demand = demand{Resources: found.Resources, Topology: found.Topology, PCI: found.PCI}
+		comes.demand = demands.Demand{Resources: found.Resources, Topology: found.Topology, PCI: found.PCI}
 		place = &found.Assignment
 	}
 	inst, uses := comes.inst, comes.demand.Resources
@@ -202,50 +175,50 @@ func (h *Host) claimArrival(ctx context.Context, text string, found *claims.Foun
 		if err != nil {
 			return "", fault.New(fault.Invalid, "%w", err)
 		}
-		if err := h.admitForeign(ctx, doc, uses); err != nil {
-			return "", wrap(err, "take guest %s in on %s", inst.Name, h.o.Name)
+		if err := x.o.Arrivals.Admit(ctx, doc, uses); err != nil {
+			return "", fault.Wrap(err, "take guest %s in on %s", inst.Name, x.o.Host)
 		}
 		text = doc.String()
 	}
-	doing := fmt.Sprintf("claim %s for guest %s that arrives on %s", uses, inst.Name, h.o.Name)
-	if err := h.managing(doing); err != nil {
+	doing := fmt.Sprintf("claim %s for guest %s that arrives on %s", uses, inst.Name, x.o.Host)
+	if err := x.o.Managing(doing); err != nil {
 		return "", err
 	}
-	claim, ahead, err := h.useAnnounced(ctx, inst.UUID, uses)
+	claim, ahead, err := x.useAnnounced(ctx, inst.UUID, uses)
 	if err != nil {
-		return "", wrap(err, "%s", doing)
+		return "", fault.Wrap(err, "%s", doing)
 	}
 	if !ahead {
 		// Nobody named the migration: it gets a uuid of its own each time, so that
 		// what one undoes the next is not kept from.
-		ref := migration.Ref{Migration: h.newUUID(), Instance: inst.UUID, Attempt: 1}
-		if claim, err = h.claimForeign(ctx, ref, migration.ClaimRequest{
-			Guest: comes.guest(text), Context: comes.context("", h.o.Name),
+		ref := migration.Ref{Migration: x.o.NewUUID(), Instance: inst.UUID, Attempt: 1}
+		if claim, err = x.claimForeign(ctx, ref, migration.ClaimRequest{
+			Guest: comes.guest(text), Context: comes.context("", x.o.Host),
 		}, place); err != nil {
 			return "", err
 		}
-		if claim, err = h.await(ctx, claim, foreignArrival{Guest: inst}); err != nil {
-			return "", wrap(err, "%s", doing)
+		if claim, err = x.await(ctx, claim, foreignArrival{Guest: inst}); err != nil {
+			return "", fault.Wrap(err, "%s", doing)
 		}
 	}
 	ref := attempts.RefOf(claim.Owner)
-	if h.o.Owners != nil {
-		h.o.Owners.Kick()
+	if x.o.Owners != nil {
+		x.o.Owners.Kick()
 	}
-	h.log.Info("a guest arrives by a migration that is not Berth's", "instance", inst.UUID, "name", inst.Name, "migration", ref.Migration, "claim", claim.ID)
-	return h.placed(ref, text, inst, claim)
+	x.o.Logger.Info("a guest arrives by a migration that is not Berth's", "instance", inst.UUID, "name", inst.Name, "migration", ref.Migration, "claim", claim.ID)
+	return x.placed(ref, text, inst, claim)
 }
 
 // useAnnounced gives the claim that was made ahead for a guest, arriving; false
 // when there is none. It takes the instance's turn: a claim that is being ended
 // lets nothing in.
-func (h *Host) useAnnounced(ctx context.Context, instance string, uses topology.Resources) (claims.Claim, bool, error) {
-	unlock, err := h.memory.Lock(ctx, instance)
+func (x *Migrations) useAnnounced(ctx context.Context, instance string, uses topology.Resources) (claims.Claim, bool, error) {
+	unlock, err := x.o.Memory.Lock(ctx, instance)
 	if err != nil {
 		return claims.Claim{}, false, err
 	}
 	defer unlock()
-	claim, rec, found, err := h.announced(instance)
+	claim, rec, found, err := x.announced(instance)
 	switch {
 	case err != nil || !found:
 		return claim, false, err
@@ -255,20 +228,20 @@ func (h *Host) useAnnounced(ctx context.Context, instance string, uses topology.
 			Want: uses.String(), Have: claim.Resources.String(), Change: "roll that migration back, or wait until its claim has ended",
 		})
 	}
-	claim, err = h.await(ctx, claim, rec)
+	claim, err = x.await(ctx, claim, rec)
 	return claim, true, err
 }
 
 // await makes a foreign claim wait for its domain from now on: arriving, and
 // durable, before libvirt is told to go on.
-func (h *Host) await(ctx context.Context, claim claims.Claim, rec foreignArrival) (claims.Claim, error) {
-	if until, expires := h.patience(arrivalPatience); rec.over(until) {
+func (x *Migrations) await(ctx context.Context, claim claims.Claim, rec foreignArrival) (claims.Claim, error) {
+	if until, expires := x.patience(arrivalPatience); rec.over(until) {
 		rec.Until, rec.Expires = until, expires
-		if err := h.memory.Remember(ctx, attempts.RefOf(claim.Owner), memoryForeign, rec); err != nil {
+		if err := x.o.Memory.Remember(ctx, attempts.RefOf(claim.Owner), memoryForeign, rec); err != nil {
 			return claim, err
 		}
 	}
-	return h.tracker.Arrive(ctx, claim.Owner)
+	return x.o.Tracker.Arrive(ctx, claim.Owner)
 }
 
 // holds reports whether a claim made ahead is enough for what comes.
@@ -277,12 +250,12 @@ func holds(claimed, uses topology.Resources) bool {
 }
 
 // announced gives the foreign claim that waits for a guest.
-func (h *Host) announced(instance string) (claims.Claim, foreignArrival, bool, error) {
-	for _, c := range h.tracker.ByInstance(instance) {
+func (x *Migrations) announced(instance string) (claims.Claim, foreignArrival, bool, error) {
+	for _, c := range x.o.Tracker.ByInstance(instance) {
 		if c.Owner.Migration == "" || c.Owner.Kind != claims.KindLiveMigration {
 			continue
 		}
-		rec, found, err := h.foreignRecord(c.Owner)
+		rec, found, err := x.foreignRecord(c.Owner)
 		if err != nil || found {
 			return c, rec, found, err
 		}
@@ -291,8 +264,8 @@ func (h *Host) announced(instance string) (claims.Claim, foreignArrival, bool, e
 }
 
 // placed gives the guest's document as its claim says.
-func (h *Host) placed(ref migration.Ref, text string, inst claims.Instance, claim claims.Claim) (string, error) {
-	p, err := h.documents(ref, migration.Guest{
+func (x *Migrations) placed(ref migration.Ref, text string, inst claims.Instance, claim claims.Claim) (string, error) {
+	p, err := x.o.Arrivals.Documents(ref, migration.Guest{
 		UUID: inst.UUID, Name: inst.Name, Flavor: inst.Flavor, Epoch: inst.Token.Epoch, XML: text,
 	}, claim)
 	return p.DestinationXML, err
