@@ -23,7 +23,7 @@ var placeholder = regexp.MustCompile(`^\[?([A-Z][A-Z-]*(?:\|[A-Z-]+)*)(?:\.\.\.|
 // alone.
 func (a *app) addCompletion(root *cobra.Command) {
 	// Of the flags that every command has, one has a closed set.
-	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
 	a.completeArguments(root)
 }
 

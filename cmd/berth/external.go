@@ -122,7 +122,7 @@ func (a *app) externalPhase(phase, short string) *cobra.Command {
 					return err
 				}
 				// For programs, whatever --output says.
-				a.json = true
+				a.json, a.output = true, "json"
 				return a.print(answer, nil)
 			})
 		},

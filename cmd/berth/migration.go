@@ -1,9 +1,7 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -33,117 +31,6 @@ word for it; docs/statuses.md has them all, and which may follow which.`,
 	cmd.AddCommand(a.migrationList(), a.migrationShow(), a.migrationWatch(), a.migrationSet(), a.migrationForceComplete(), a.migrationAbort(),
 		a.migrationSettle(), a.migrationSteps())
 	return cmd
-}
-
-// mostOver is how many moves that are over are listed where not all are asked for: about a
-// screen.
-const mostOver = 30
-
-// newestOver leaves those of a list, newest first, that are not over and the newest of those
-// that are, and says how many others there were.
-func newestOver(list []migration.Migration, most int) (kept []migration.Migration, left int) {
-	over := 0
-	for _, m := range list {
-		if m.Done() {
-			if over++; over > most {
-				continue
-			}
-		}
-		kept = append(kept, m)
-	}
-	return kept, max(0, over-most)
-}
-
-func (a *app) migrationList() *cobra.Command {
-	var all bool
-	cmd := &cobra.Command{
-		Use: "list", Short: "List moves, newest first", Args: cobra.NoArgs,
-		Long: fmt.Sprintf(`List the moves that a host conducts, and those that are over, newest first; of these the
-last %d, with --all or --json all that it remembers. A move is listed by the host that
-the guest left. For the last move of one guest, wherever that was:
-berth migration show INSTANCE.`, mostOver),
-		Example: "  berth migration list\n  berth migration list --all\n  berth migration list -c host-b",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.ask(cmd, answerTime, func(ctx context.Context, c *api.Client) error {
-				list, err := c.Migrations(ctx)
-				if err != nil {
-					return err
-				}
-				return a.print(api.MigrationList{Migrations: list}, func(w io.Writer) {
-					if len(list) == 0 {
-						fmt.Fprintln(w, "this host conducts no move and remembers none; of guests that came here: berth migration show INSTANCE, or berth migration list -c HOST")
-						return
-					}
-					most := mostOver
-					if all {
-						most = len(list)
-					}
-					list, left := newestOver(list, most)
-					l := listing{
-						columns: []string{"MIGRATION", "TYPE", "INSTANCE", "FROM", "TO", "BY", "STATUS", "OUTCOME", "STARTED", "TOOK", "REMARK"},
-						spare:   []string{"TOOK", "TYPE", "OUTCOME", "STARTED", "BY"}, full: "berth migration list -o json has all",
-					}
-					apart := slices.ContainsFunc(list, func(m migration.Migration) bool { return m.Conductor != "" })
-					if !apart { // who conducts is a column only where it is a third host
-						l.columns = slices.Delete(l.columns, 5, 6)
-					}
-					for _, m := range list {
-						took, remark := time.Since(m.CreatedAt), listRemark(m, time.Now())
-						if m.Done() || m.Status == migration.StatusFinished {
-							took = m.UpdatedAt.Sub(m.CreatedAt)
-						}
-						cells := []any{m.UUID, typeOf(m), cmp.Or(m.InstanceName, short(m.InstanceUUID)), m.SourceCompute, m.DestCompute, m.ConductedBy(),
-							m.Status, m.Outcome, ago(m.CreatedAt), rough(took), remark}
-						if !apart {
-							cells = slices.Delete(cells, 5, 6)
-						}
-						l.rows = append(l.rows, cells)
-					}
-					l.write(w, listWidth(a.out))
-					if left > 0 {
-						fmt.Fprintf(w, "\n%s not listed: berth migration list --all\n", count(left, "older move"))
-					}
-				})
-			})
-		},
-	}
-	cmd.Flags().BoolVar(&all, "all", false, "all that the host remembers")
-	return cmd
-}
-
-// typeOf is a move's type; records of older agents are of live migrations.
-func typeOf(m migration.Migration) string {
-	return cmp.Or(m.MigrationType, migration.TypeLiveMigration)
-}
-
-// listRemark is why a move failed or is held up, how far it is, or what it waits for.
-func listRemark(m migration.Migration, now time.Time) string {
-	switch {
-	case m.Error != nil:
-		return abridge(m.Error.Message, 60)
-	case m.Status == migration.StatusDone && m.MigrationType == migration.TypeEvacuation:
-		return m.SourceCompute + " has still to clean up"
-	case m.Done():
-		return ""
-	case m.Status == migration.StatusFinished:
-		return "confirm or revert it; " + confirmsItself(m.ConfirmBy, now)
-	}
-	doing := doingWords(m)
-	what, total, left := transfer(m)
-	if what == "" {
-		return doing // what a move waits for is told whole, with its place
-	}
-	if what == "post-copy" {
-		doing = "running there, memory follows"
-	}
-	doing += fmt.Sprintf(", %d%%", percent(total, left))
-	switch p := m.Progress; {
-	case p.Never:
-		doing += ", does not end by itself"
-	case p.Remaining > 0:
-		doing += ", " + strings.TrimSpace(eta(p, left))
-	}
-	return doing
 }
 
 func abridge(s string, most int) string {
@@ -383,11 +270,12 @@ func settleAdvice(m migration.Migration) string {
 		m.SourceCompute, m.DestCompute, m.UUID)
 }
 
-// printLine writes one record as one line of JSON.
+// printLine writes one record as one line of JSON, or as a document of YAML.
 func (a *app) printLine(v any) error {
-	enc := json.NewEncoder(a.out)
-	enc.SetEscapeHTML(false)
-	return enc.Encode(v)
+	if a.output == "yaml" {
+		fmt.Fprintln(a.out, "---")
+	}
+	return writeDocument(a.out, v, a.output == "yaml", "")
 }
 
 func (a *app) migrationWatch() *cobra.Command {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -143,10 +142,10 @@ Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 			if i := slices.Index(args, ""); i >= 0 && cmd.Name() != cobra.ShellCompRequestCmd {
 				return misused("argument %d of %q is empty", i+1, cmd.CommandPath())
 			}
-			if a.output != "table" && a.output != "json" {
-				return misused("--output %q: want table or json", a.output)
+			if !slices.Contains([]string{"table", "json", "yaml"}, a.output) {
+				return misused("--output %q: want table, json or yaml", a.output)
 			}
-			a.json = a.json || a.output == "json"
+			a.json = a.json || a.output != "table"
 			a.began = true
 			return nil
 		},
@@ -160,7 +159,7 @@ Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 	f.StringVar(&a.keyFile, "key", os.Getenv("BERTH_KEY"), "its key `file` (default: beside the certificate)")
 	f.StringVar(&a.caFile, "ca", os.Getenv("BERTH_CA"), "CA `file` that signed the hosts' certificates (default: ca.crt beside the certificate)")
 	f.StringVar(&a.config, "config", config.DefaultPath, "configuration `file` of the agent on this machine")
-	f.StringVarP(&a.output, "output", "o", "table", "how to print: `table` or json")
+	f.StringVarP(&a.output, "output", "o", "table", "how to print: `table`, json or yaml")
 	f.BoolVar(&a.json, "json", false, "the same as --output json")
 
 	root.AddGroup(
@@ -209,13 +208,10 @@ func group(c *cobra.Command) *cobra.Command {
 	return c
 }
 
-// print writes v as JSON, or what table writes in columns.
+// print writes v as JSON or YAML, or what table writes in columns.
 func (a *app) print(v any, table func(w io.Writer)) error {
 	if a.json {
-		enc := json.NewEncoder(a.out)
-		enc.SetEscapeHTML(false)
-		enc.SetIndent("", "  ")
-		return enc.Encode(v)
+		return writeDocument(a.out, v, a.output == "yaml", "  ")
 	}
 	w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
 	table(w)
