@@ -9,6 +9,7 @@ import (
 	"golang.org/x/term"
 
 	"berth/internal/fault"
+	"berth/internal/screen"
 )
 
 // sure asks whoever types the command whether to go on; yes says that he has said so
@@ -24,7 +25,7 @@ func (a *app) sure(yes bool, doing, question string) error {
 		})
 	}
 	// Beside the output, which may be JSON that a program reads.
-	for _, line := range fold(question, planText) {
+	for _, line := range screen.Fold(question, planText) {
 		fmt.Fprintln(a.err, line)
 	}
 	fmt.Fprint(a.err, "Type yes to go on: ")
@@ -60,5 +61,5 @@ func (a *app) answered() bool {
 		return true
 	}
 	f, ok := a.in.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd())) && isTerminal(a.err)
+	return ok && term.IsTerminal(int(f.Fd())) && screen.IsTerminal(a.err)
 }

@@ -13,6 +13,7 @@ import (
 	"berth/agent/api"
 	"berth/agent/audit"
 	"berth/internal/fault"
+	"berth/internal/screen"
 )
 
 // auditTime bounds an audit of a fleet; an agent's own bound of one host is below it.
@@ -127,10 +128,10 @@ func countLeft(h api.AuditHost) left {
 // auditTable prints a line for each host, and below it what disagrees, with what is
 // to be done.
 func auditTable(w io.Writer, r api.AuditReport, healing bool) {
-	row(w, "HOST", "AGREE", "HEALED", "LEFT", "UNMANAGED", "UNKNOWN", "TOOK", "READS", "WRITES")
+	screen.Row(w, "HOST", "AGREE", "HEALED", "LEFT", "UNMANAGED", "UNKNOWN", "TOOK", "READS", "WRITES")
 	for _, h := range r.Hosts {
 		n := countLeft(h)
-		row(w, h.Host, h.Verdicts[audit.Agree], h.Healed, n.wrong, n.unmanaged, n.unknown, rough(h.Took), h.Calls.Reads, h.Calls.Writes)
+		screen.Row(w, h.Host, h.Verdicts[audit.Agree], h.Healed, n.wrong, n.unmanaged, n.unknown, rough(h.Took), h.Calls.Reads, h.Calls.Writes)
 	}
 	for _, h := range r.Hosts {
 		auditRows(w, h, healing)
@@ -196,7 +197,7 @@ const (
 // say prints a text below the table, on as many lines as the screen wants; those after
 // the first stand two columns deeper.
 func say(w io.Writer, indent, text string) {
-	for i, line := range fold(text, auditColumns-len(indent)-2) {
+	for i, line := range screen.Fold(text, auditColumns-len(indent)-2) {
 		if i > 0 {
 			line = "  " + line
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth/agent/api"
+	"berth/internal/screen"
 )
 
 func (a *app) claimCommand() *cobra.Command {
@@ -42,7 +43,7 @@ a guest that floats has no cell of its own. ` + "`berth claim explain`" + ` says
 				if err != nil {
 					return err
 				}
-				return a.print(l, func(w io.Writer) { claimTable(w, l, listWidth(a.out)) })
+				return a.print(l, func(w io.Writer) { claimTable(w, l, screen.ListWidth(a.out)) })
 			})
 		},
 	}
@@ -64,7 +65,7 @@ func claimTable(w io.Writer, l api.ClaimList, width int) {
 			short(c.ID), name, c.Kind, c.State, c.Resources.VCPUs, c.Resources.PCPUs, c.Resources.MemoryMB, c.Resources.DiskGB, claimRemarks(c),
 		})
 	}
-	list := listing{spare: []string{"KIND", "DISK_GB", "PCPUS", "VCPUS", "MEMORY_MB"}, full: "berth claim list -o json has all"}
+	list := screen.Table{Spare: []string{"KIND", "DISK_GB", "PCPUS", "VCPUS", "MEMORY_MB"}, Full: "berth claim list -o json has all"}
 	left := width
 	for column := range lines[0] {
 		widest := 0
@@ -72,13 +73,13 @@ func claimTable(w io.Writer, l api.ClaimList, width int) {
 			widest = max(widest, len(fmt.Sprint(line[column])))
 		}
 		left -= widest + 2
-		list.columns = append(list.columns, fmt.Sprint(lines[0][column]))
+		list.Columns = append(list.Columns, fmt.Sprint(lines[0][column]))
 	}
-	list.columns = append(list.columns, "PLACE")
+	list.Columns = append(list.Columns, "PLACE")
 	for i, c := range l.Claims {
-		list.rows = append(list.rows, append(lines[i+1], place(c.Assignment, max(left, leastPlace))))
+		list.Rows = append(list.Rows, append(lines[i+1], place(c.Assignment, max(left, leastPlace))))
 	}
-	list.write(w, width)
+	list.Write(w, width)
 	fmt.Fprintln(w)
 	usageTable(w, l.Usage)
 	named := func(uuids []string) []string {
@@ -139,30 +140,30 @@ where it goes.`,
 }
 
 func claimRows(w io.Writer, cl api.Claim) {
-	row(w, "claim", cl.ID)
-	row(w, "instance", strings.TrimSpace(cl.Name+" "+cl.Instance))
-	row(w, "kind", cl.Kind)
-	row(w, "state", cl.State)
-	row(w, "holds", resources(cl.Resources))
-	row(w, "place", place(cl.Assignment, onePlace))
-	row(w, "forced", yes(cl.Forced))
+	screen.Row(w, "claim", cl.ID)
+	screen.Row(w, "instance", strings.TrimSpace(cl.Name+" "+cl.Instance))
+	screen.Row(w, "kind", cl.Kind)
+	screen.Row(w, "state", cl.State)
+	screen.Row(w, "holds", resources(cl.Resources))
+	screen.Row(w, "place", place(cl.Assignment, onePlace))
+	screen.Row(w, "forced", yes(cl.Forced))
 	if cl.ByHand {
-		row(w, "changed", "by hand: it holds what the guest uses, not what was asked for")
+		screen.Row(w, "changed", "by hand: it holds what the guest uses, not what was asked for")
 	}
-	row(w, "since", ago(cl.CreatedAt))
+	screen.Row(w, "since", ago(cl.CreatedAt))
 	if cl.Migration != "" {
-		row(w, "migration", fmt.Sprintf("%s, attempt %d", cl.Migration, cl.Attempt))
+		screen.Row(w, "migration", fmt.Sprintf("%s, attempt %d", cl.Migration, cl.Attempt))
 	}
 	if cl.WaitsFor != "" {
-		row(w, "waits for", cl.WaitsFor)
+		screen.Row(w, "waits for", cl.WaitsFor)
 	}
 	if cl.Lease > 0 {
-		row(w, "lease", fmt.Sprintf("%s, ends in %s", rough(cl.Lease), rough(cl.ExpiresIn)))
+		screen.Row(w, "lease", fmt.Sprintf("%s, ends in %s", rough(cl.Lease), rough(cl.ExpiresIn)))
 	}
 	if m := cl.Context; m != nil {
-		row(w, "move", m.Source+" -> "+m.Destination)
-		row(w, "old", resources(m.OldResources)+"; "+place(m.OldAssignment, onePlace-40))
-		row(w, "new", resources(m.NewResources)+"; "+place(m.NewAssignment, onePlace-40))
+		screen.Row(w, "move", m.Source+" -> "+m.Destination)
+		screen.Row(w, "old", resources(m.OldResources)+"; "+place(m.OldAssignment, onePlace-40))
+		screen.Row(w, "new", resources(m.NewResources)+"; "+place(m.NewAssignment, onePlace-40))
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"berth/agent"
 	"berth/internal/config"
 	"berth/internal/fault"
+	"berth/internal/screen"
 )
 
 func (a *app) configCommand() *cobra.Command {
@@ -86,7 +87,7 @@ func checkedTable(w io.Writer, path string, c checkedConfig) {
 		return
 	}
 	fmt.Fprintln(w)
-	row(w, "KEY", "VALUE", "TAKEN BY A")
+	screen.Row(w, "KEY", "VALUE", "TAKEN BY A")
 	for _, s := range c.Set {
 		takes := "restart"
 		if s.Reload {
@@ -96,7 +97,7 @@ func checkedTable(w io.Writer, path string, c checkedConfig) {
 		if s.Secret {
 			value = "(secret)"
 		}
-		row(w, s.Key, value, takes)
+		screen.Row(w, s.Key, value, takes)
 	}
 }
 

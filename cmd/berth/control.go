@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth/agent/api"
+	"berth/internal/screen"
 	"berth/migration"
 	"berth/migration/converge"
 	"berth/migration/options"
@@ -145,7 +146,7 @@ func waitRows(w io.Writer, m migration.Migration) {
 		if i > 0 {
 			name = "and for"
 		}
-		row(w, name, r.Message)
+		screen.Row(w, name, r.Message)
 		if r.Change != "" {
 			fmt.Fprintf(w, "\t  to do: %s\n", r.Change)
 		}
@@ -174,9 +175,9 @@ func transferWords(m migration.Migration) string {
 func nextRows(w io.Writer, m migration.Migration) {
 	switch p := m.Progress; {
 	case p.Next != "":
-		row(w, "next", p.Next)
+		screen.Row(w, "next", p.Next)
 	case p.Never && m.Step == migration.StepStream:
-		row(w, "next", "nothing: it goes on like this until somebody does something")
+		screen.Row(w, "next", "nothing: it goes on like this until somebody does something")
 		more := ""
 		if p.ExpectedDowntime > 0 {
 			more = fmt.Sprintf("berth migration set %s --max-downtime %s, ", m.UUID, (p.ExpectedDowntime + p.ExpectedDowntime/4).Round(100*time.Millisecond))
@@ -213,7 +214,7 @@ func controlTable(w io.Writer, all []migration.Control) {
 		return
 	}
 	fmt.Fprintln(w)
-	row(w, "ACTION", "AGO", "BY", "RESULT", "WHY")
+	screen.Row(w, "ACTION", "AGO", "BY", "RESULT", "WHY")
 	for _, c := range all {
 		result := "done"
 		switch {
@@ -224,7 +225,7 @@ func controlTable(w io.Writer, all []migration.Control) {
 		case !c.Done:
 			result = "not done"
 		}
-		row(w, controlAction(c), ago(c.At), cmp.Or(c.By, "schedule"), result, c.Action.Message)
+		screen.Row(w, controlAction(c), ago(c.At), cmp.Or(c.By, "schedule"), result, c.Action.Message)
 	}
 }
 
@@ -248,10 +249,10 @@ func optionTable(w io.Writer, live migration.Options, from map[string]options.Fr
 		return
 	}
 	fmt.Fprintln(w)
-	row(w, "OPTION", "VALUE", "SAID BY")
+	screen.Row(w, "OPTION", "VALUE", "SAID BY")
 	for _, v := range options.Effective(live, from) {
 		if from[v.Name] != "" {
-			row(w, strings.ReplaceAll(v.Flag, "-", " "), v.Value, v.From)
+			screen.Row(w, strings.ReplaceAll(v.Flag, "-", " "), v.Value, v.From)
 		}
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"berth/agent/drawing"
 	"berth/internal/config"
 	"berth/internal/fault"
+	"berth/internal/screen"
 	"berth/internal/version"
 	"berth/placementclient/keystone"
 )
@@ -197,7 +198,7 @@ func (a *app) drawings(ctx context.Context, b *bundle.Bundle, c *api.Client) {
 		return
 	}
 	var text, svg bytes.Buffer
-	if err := errors.Join(picture.Text(&text, drawing.Style{Width: pipeColumns}), picture.SVG(&svg)); err != nil {
+	if err := errors.Join(picture.Text(&text, drawing.Style{Width: screen.PipeColumns}), picture.SVG(&svg)); err != nil {
 		b.Lacks("topology.txt", err)
 		return
 	}

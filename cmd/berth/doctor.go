@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth/agent/api"
+	"berth/internal/screen"
 )
 
 func (a *app) doctorCommand() *cobra.Command {
@@ -33,7 +34,7 @@ Exits with 7 when something is wrong. What is not used is not wrong.`,
 				if err != nil {
 					return err
 				}
-				if err := a.print(d, func(w io.Writer) { doctorTable(w, d, a.screenful()) }); err != nil {
+				if err := a.print(d, func(w io.Writer) { doctorTable(w, d, screen.StyleOf(a.out)) }); err != nil {
 					return err
 				}
 				if d.Health != api.HealthOK {
@@ -49,25 +50,25 @@ Exits with 7 when something is wrong. What is not used is not wrong.`,
 const doctorTime = 2 * time.Minute
 
 // doctorTable prints what is wrong first, then what is not used, then what is fine.
-func doctorTable(w io.Writer, d api.Diagnosis, look screenful) {
+func doctorTable(w io.Writer, d api.Diagnosis, look screen.Style) {
 	wrong := 0
 	for _, c := range d.Checks {
 		if c.Outcome == api.CheckWrong {
 			wrong++
 		}
 	}
-	head, colour := "NO ERRORS", colourGood
+	head, colour := "NO ERRORS", screen.Good
 	switch {
 	case wrong == 1:
-		head, colour = "1 ERROR", colourBad
+		head, colour = "1 ERROR", screen.Bad
 	case wrong > 1:
-		head, colour = fmt.Sprintf("%d ERRORS", wrong), colourBad
+		head, colour = fmt.Sprintf("%d ERRORS", wrong), screen.Bad
 	}
-	fmt.Fprintf(w, "%s: %s\n", d.Host, look.paint(colour, head))
+	fmt.Fprintf(w, "%s: %s\n", d.Host, look.Paint(colour, head))
 	for _, part := range []struct {
 		outcome              api.CheckOutcome
 		heading, colour, say string
-	}{{api.CheckWrong, "ERROR", colourBad, "to do: "}, {api.CheckUnset, "NOT USED", colourHint, "to use it: "}, {api.CheckOK, "OK", colourGood, ""}} {
+	}{{api.CheckWrong, "ERROR", screen.Bad, "to do: "}, {api.CheckUnset, "NOT USED", screen.Hint, "to use it: "}, {api.CheckOK, "OK", screen.Good, ""}} {
 		begun := false
 		for _, c := range d.Checks {
 			if c.Outcome != part.outcome {
@@ -75,14 +76,14 @@ func doctorTable(w io.Writer, d api.Diagnosis, look screenful) {
 			}
 			if !begun {
 				fmt.Fprintln(w)
-				look.heading(w, part.colour, part.heading)
+				look.Heading(w, part.colour, part.heading)
 				begun = true
 			}
 			words := []string{strings.TrimPrefix(c.Detail, c.Name+" ")} // the name stands beside it
 			if c.Remedy != "" {
 				words = append(words, part.say+c.Remedy)
 			}
-			look.item(w, c.Name, words...)
+			look.Item(w, c.Name, words...)
 		}
 	}
 }

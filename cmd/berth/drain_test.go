@@ -16,6 +16,7 @@ import (
 	"berth/agent/api"
 	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/internal/screen"
 )
 
 // emptied is what is planned for a host with a guest of each kind.
@@ -81,7 +82,7 @@ func TestDrainPlan_IsReadInEightyColumns(t *testing.T) {
 	for _, p := range []api.DrainPlan{emptied(), closed, dead, {Host: "host-e"}, unasked} {
 		tabbed(t, &b, func(w *tabwriter.Writer) { drainPlanTable(w, p) })
 		leaving, staying := splitPlan(p)
-		for _, line := range fold(drainQuestion(p, leaving, staying), planText) {
+		for _, line := range screen.Fold(drainQuestion(p, leaving, staying), planText) {
 			b.WriteString("? " + line + "\n")
 		}
 		b.WriteString("--\n")

@@ -9,6 +9,7 @@ import (
 
 	"berth/agent/api"
 	"berth/internal/fault"
+	"berth/internal/screen"
 )
 
 // splitPlan gives the guests of a plan that would leave, and those that would stay.
@@ -27,21 +28,21 @@ func splitPlan(p api.DrainPlan) (leaving, staying []api.PlannedGuest) {
 // that stay, or cannot go live.
 func drainPlanTable(w io.Writer, p api.DrainPlan) {
 	leaving, staying := splitPlan(p)
-	for _, line := range fold(drainSummary(p, leaving, staying), planText) {
+	for _, line := range screen.Fold(drainSummary(p, leaving, staying), planText) {
 		fmt.Fprintln(w, line)
 	}
 	if len(p.Guests) == 0 {
 		return
 	}
 	fmt.Fprintln(w)
-	row(w, "#", "GUEST", "STATE", "HOW", "TO", "IN THE WAY")
+	screen.Row(w, "#", "GUEST", "STATE", "HOW", "TO", "IN THE WAY")
 	for i, g := range p.Guests {
 		order, to := fmt.Sprint(i+1), cmp.Or(g.To, "nowhere yet")
 		how := cmp.Or(g.How, "unknown")
 		if g.How == api.DrainStays {
 			order, to = "-", "-"
 		}
-		row(w, order, cmp.Or(g.Name, short(g.Instance)), g.State, how, to, inTheWay(g))
+		screen.Row(w, order, cmp.Or(g.Name, short(g.Instance)), g.State, how, to, inTheWay(g))
 	}
 	for _, g := range p.Guests {
 		name := cmp.Or(g.Name, short(g.Instance))
@@ -185,7 +186,7 @@ func drainTable(w io.Writer, d api.Drain) {
 	}
 	fmt.Fprintln(w, head)
 	fmt.Fprintf(w, "asked for by %s, %s\n\n", d.By, ago(d.BegunAt))
-	row(w, "GUEST", "HOW", "STATE", "TO", "TOOK", "FAILURES", "WHY")
+	screen.Row(w, "GUEST", "HOW", "STATE", "TO", "TOOK", "FAILURES", "WHY")
 	for _, g := range d.Guests {
 		took, why := "", ""
 		switch {
@@ -197,7 +198,7 @@ func drainTable(w io.Writer, d api.Drain) {
 		if len(g.Reasons) > 0 {
 			why = abridge(g.Reasons[0].Message, 60)
 		}
-		row(w, cmp.Or(g.Name, short(g.Instance)), g.How, g.State, g.To, took, g.Attempts, why)
+		screen.Row(w, cmp.Or(g.Name, short(g.Instance)), g.How, g.State, g.To, took, g.Attempts, why)
 	}
 	leftLines(w, d)
 }

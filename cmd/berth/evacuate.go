@@ -16,6 +16,7 @@ import (
 
 	"berth/agent/api"
 	"berth/internal/fault"
+	"berth/internal/screen"
 	"berth/migration"
 )
 
@@ -300,18 +301,18 @@ func evacuatedWords(m migration.Migration) string {
 // evacuationRows are what the record of an evacuation says beside that of every move.
 func evacuationRows(w io.Writer, e migration.Evacuation) {
 	if p := e.Proof; p != nil {
-		row(w, "source is dead", fmt.Sprintf("%s, by %s: %s", p.Proof, p.By, p.Because))
+		screen.Row(w, "source is dead", fmt.Sprintf("%s, by %s: %s", p.Proof, p.By, p.Because))
 	}
 	if len(e.Shared) > 0 {
-		row(w, "disks kept", strings.Join(e.Shared, ", "))
+		screen.Row(w, "disks kept", strings.Join(e.Shared, ", "))
 	}
 	if len(e.Made) > 0 {
-		row(w, "disks made anew", strings.Join(e.Made, ", "))
+		screen.Row(w, "disks made anew", strings.Join(e.Made, ", "))
 	}
 	if len(e.Lost) > 0 {
-		row(w, "DATA LOST", "what was written to "+strings.Join(e.Lost, ", "))
+		screen.Row(w, "DATA LOST", "what was written to "+strings.Join(e.Lost, ", "))
 	}
 	if e.NotStarted != "" {
-		row(w, "not started", e.NotStarted)
+		screen.Row(w, "not started", e.NotStarted)
 	}
 }

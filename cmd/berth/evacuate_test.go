@@ -14,6 +14,7 @@ import (
 	"berth/agent/api"
 	"berth/fleet"
 	"berth/internal/fault"
+	"berth/internal/screen"
 	"berth/migration"
 	"berth/migration/task"
 )
@@ -214,7 +215,7 @@ func TestHostList_SaysWhoIsDeadAndWhatIsLeft(t *testing.T) {
 			{Name: "fleet store", Outcome: api.CheckOK, Detail: "etcd answers"},
 			{Name: "fence hook", Outcome: api.CheckWrong, Detail: "there is none", Remedy: "put one into /etc/berth/hooks.d/fence"},
 			{Name: "watchdog", Outcome: api.CheckUnset, Detail: "[fleet] self_fence is empty"},
-		}}, screenful{width: 100})
+		}}, screen.Style{Width: 100})
 	})
 	golden(t, "testdata/host-list.txt", b.String())
 }

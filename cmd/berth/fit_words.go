@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"berth/claims/fitcase"
+	"berth/internal/screen"
 	"berth/topology"
 )
 
@@ -45,7 +46,7 @@ func placementTable(w io.Writer, a fitcase.Answer) {
 		fmt.Fprintln(w, "It has no NUMA topology, and floats over the host.")
 	} else {
 		fmt.Fprintln(w)
-		row(w, "GUEST CELL", "HOST CELL", "VCPUS", "PINS (VCPU:CPU)", "EMULATOR", "MEMORY", "PAGES")
+		screen.Row(w, "GUEST CELL", "HOST CELL", "VCPUS", "PINS (VCPU:CPU)", "EMULATOR", "MEMORY", "PAGES")
 	}
 	for _, cell := range a.Cells {
 		t := a.Topology.Cells[cell.GuestCell]
@@ -60,19 +61,19 @@ func placementTable(w io.Writer, a fitcase.Answer) {
 		if cell.PageSize != nil {
 			pages = (topology.PageSize(*cell.PageSize) << 10).String()
 		}
-		row(w, cell.GuestCell, cell.HostCell, strings.Join(floats, ", "), pins(cell.Pinning), cell.Reserved, fmt.Sprintf("%d MiB", t.MemoryMB), pages)
+		screen.Row(w, cell.GuestCell, cell.HostCell, strings.Join(floats, ", "), pins(cell.Pinning), cell.Reserved, fmt.Sprintf("%d MiB", t.MemoryMB), pages)
 	}
 	if len(a.PCI) == 0 {
 		return
 	}
 	fmt.Fprintln(w)
-	row(w, "PCI REQUEST", "FUNCTIONS", "ID", "TYPE", "CELL")
+	screen.Row(w, "PCI REQUEST", "FUNCTIONS", "ID", "TYPE", "CELL")
 	for _, p := range a.PCI {
 		cell := "?"
 		if p.Node != nil {
 			cell = strconv.Itoa(*p.Node)
 		}
-		row(w, p.Request, p.Count, p.Vendor+":"+p.Product, p.Type, cell)
+		screen.Row(w, p.Request, p.Count, p.Vendor+":"+p.Product, p.Type, cell)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"berth/agent/api"
 	"berth/fleet"
 	"berth/internal/fault"
+	"berth/internal/screen"
 )
 
 // proofHelp says what counts as a proof, for each command that wants one.
@@ -209,9 +210,9 @@ func hostListTable(w io.Writer, l listedHosts, width int) {
 		}
 		return all
 	}
-	list := listing{spare: []string{"PROVIDER", "ADDRESS", "BERTH", "MODE"}, full: "berth host list -o json has all"}
+	list := screen.Table{Spare: []string{"PROVIDER", "ADDRESS", "BERTH", "MODE"}, Full: "berth host list -o json has all"}
 	for _, name := range columns("HOST", "ADDRESS", "ANSWERS", "MODE", "BERTH", "RECORDS", "GUESTS", "PROVIDER", "REMARK") {
-		list.columns = append(list.columns, name.(string))
+		list.Columns = append(list.Columns, name.(string))
 	}
 	for _, h := range l.Hosts {
 		remark := h.Error
@@ -222,17 +223,17 @@ func hostListTable(w io.Writer, l listedHosts, width int) {
 			remark = strings.TrimSpace("this host " + remark)
 		}
 		says, guests := recordWords(l.of(h.Name))
-		list.rows = append(list.rows, columns(h.Name, h.Address, yes(h.Reachable), h.Mode, h.Version, says, guests, h.ProviderUUID, remark))
+		list.Rows = append(list.Rows, columns(h.Name, h.Address, yes(h.Reachable), h.Mode, h.Version, says, guests, h.ProviderUUID, remark))
 	}
 	if l.Fleet != nil {
 		for _, h := range l.Fleet.Hosts {
 			if !slices.ContainsFunc(l.Hosts, func(e api.HostEntry) bool { return e.Name == h.Name }) {
 				says, guests := recordWords(&h)
-				list.rows = append(list.rows, columns(h.Name, "", "no", "", "", says, guests, "", "known by its record alone"))
+				list.Rows = append(list.Rows, columns(h.Name, "", "no", "", "", says, guests, "", "known by its record alone"))
 			}
 		}
 	}
-	list.write(w, width)
+	list.Write(w, width)
 	if l.Fleet != nil {
 		for _, h := range l.Fleet.Hosts {
 			deadLines(w, h)

@@ -11,6 +11,7 @@ import (
 	"berth/agent/guard"
 	"berth/internal/config"
 	"berth/internal/runtime"
+	"berth/internal/screen"
 )
 
 // errGuardRefused ends `berth guard` with guard.ExitRefuse; why was said already.
@@ -50,7 +51,7 @@ decided.`,
 				},
 				// Beside libvirt's hooks, in its own folder of configuration.
 				Definitions: filepath.Join(filepath.Dir(c.Guard.Hook), "..", "..", "qemu"),
-				Runtime:     rt, In: a.in, Out: behind(a.out), Err: a.err,
+				Runtime:     rt, In: a.in, Out: screen.Behind(a.out), Err: a.err,
 			}.Run(cmd.Context(), args)
 			if code != guard.ExitAllow {
 				return errGuardRefused

@@ -15,6 +15,7 @@ import (
 	"berth/agent/inventory"
 	"berth/driver"
 	"berth/hwdiscovery"
+	"berth/internal/screen"
 	"berth/topology"
 )
 
@@ -53,7 +54,7 @@ func topologyTable(w io.Writer, h *topology.Host) {
 		fmt.Fprintf(w, "  - %s\n", r.Message)
 	}
 	fmt.Fprintln(w)
-	row(w, "CELL", "CPUS", "MEMORY", "FREE", "PAGES", "DISTANCES")
+	screen.Row(w, "CELL", "CPUS", "MEMORY", "FREE", "PAGES", "DISTANCES")
 	for _, c := range h.Cells {
 		var pages []string
 		for _, p := range h.PageSizes {
@@ -61,7 +62,7 @@ func topologyTable(w io.Writer, h *topology.Host) {
 				pages = append(pages, fmt.Sprintf("%d×%s", n, p))
 			}
 		}
-		row(w, c.ID, c.CPUs, size(c.MemoryBytes), size(c.MemoryFreeBytes), strings.Join(pages, " "), strings.Trim(fmt.Sprint(c.Distances), "[]"))
+		screen.Row(w, c.ID, c.CPUs, size(c.MemoryBytes), size(c.MemoryFreeBytes), strings.Join(pages, " "), strings.Trim(fmt.Sprint(c.Distances), "[]"))
 	}
 	if !h.OfflineCPUs.IsEmpty() {
 		fmt.Fprintf(w, "offline cpus: %s\n", h.OfflineCPUs)
@@ -73,7 +74,7 @@ func topologyTable(w io.Writer, h *topology.Host) {
 		return
 	}
 	fmt.Fprintln(w)
-	row(w, "PCI", "ID", "CLASS", "CELL", "DRIVER", "VIRTUAL FUNCTIONS")
+	screen.Row(w, "PCI", "ID", "CLASS", "CELL", "DRIVER", "VIRTUAL FUNCTIONS")
 	for _, d := range h.PCI {
 		if d.PhysFn != nil {
 			continue // counted with its physical function
@@ -85,7 +86,7 @@ func topologyTable(w io.Writer, h *topology.Host) {
 		if d.TotalVFs > 0 {
 			vfs = fmt.Sprintf("%d of %d", len(d.VFs), d.TotalVFs)
 		}
-		row(w, d.Address, strings.TrimPrefix(d.Vendor, "0x")+":"+strings.TrimPrefix(d.Product, "0x"), d.Class, cell, d.Driver, vfs)
+		screen.Row(w, d.Address, strings.TrimPrefix(d.Vendor, "0x")+":"+strings.TrimPrefix(d.Product, "0x"), d.Class, cell, d.Driver, vfs)
 	}
 }
 
@@ -117,13 +118,13 @@ device_spec gives to guests. Guests that float are in no cell.`,
 func hostTable(w io.Writer, h api.HostInfo) {
 	fmt.Fprintf(w, "%s: %s, mode %s\n\n", h.Name, strings.ToUpper(string(h.Health)), h.Mode)
 	if h.Disabled != nil {
-		row(w, "disabled", disabledWords(h.Disabled))
+		screen.Row(w, "disabled", disabledWords(h.Disabled))
 	}
-	row(w, "hypervisor", h.Hypervisor+" "+libvirtVersion(h.HypervisorVersion)+", libvirt "+libvirtVersion(h.LibvirtVersion)+", "+h.Arch)
-	row(w, "host uuid", h.HostUUID)
+	screen.Row(w, "hypervisor", h.Hypervisor+" "+libvirtVersion(h.HypervisorVersion)+", libvirt "+libvirtVersion(h.LibvirtVersion)+", "+h.Arch)
+	screen.Row(w, "host uuid", h.HostUUID)
 	capabilityRows(w, h.Capabilities)
-	row(w, "berth", h.BerthVersion)
-	row(w, "guests arrive at", h.LibvirtURI+" "+h.MigrateURI)
+	screen.Row(w, "berth", h.BerthVersion)
+	screen.Row(w, "guests arrive at", h.LibvirtURI+" "+h.MigrateURI)
 	fmt.Fprintln(w)
 	p := h.Placement
 	state := "equal to the host"
@@ -147,7 +148,7 @@ func hostTable(w io.Writer, h api.HostInfo) {
 	}
 	if len(p.Traits) > 0 {
 		head := "traits: "
-		for _, line := range wrap(p.Traits, planText-len(head)) {
+		for _, line := range screen.Wrap(p.Traits, planText-len(head)) {
 			fmt.Fprintf(w, "%s%s\n", head, line)
 			head = strings.Repeat(" ", len(head))
 		}
@@ -191,7 +192,7 @@ func placementRemarks(w io.Writer, h api.HostInfo) {
 // capabilityRows print what guests can have here, in a few lines; JSON has all.
 func capabilityRows(w io.Writer, c *topology.Capabilities) {
 	if c == nil {
-		row(w, "guests can have", "not known yet")
+		screen.Row(w, "guests can have", "not known yet")
 		return
 	}
 	cpu := cmp.Or(c.CPU.Model, "no named model")
@@ -202,21 +203,21 @@ func capabilityRows(w io.Writer, c *topology.Capabilities) {
 	if n := len(c.CPU.Features); n > 0 {
 		features = fmt.Sprintf("%d features", n)
 	}
-	row(w, "cpu of guests", fmt.Sprintf("%s, %s, by %s", cpu, features, c.VirtType))
-	row(w, "machine types", fmt.Sprintf("%d, up to %d vCPUs", len(c.Machines), c.MaxVCPUs))
+	screen.Row(w, "cpu of guests", fmt.Sprintf("%s, %s, by %s", cpu, features, c.VirtType))
+	screen.Row(w, "machine types", fmt.Sprintf("%d, up to %d vCPUs", len(c.Machines), c.MaxVCPUs))
 	none := func(list []string) string { return cmp.Or(strings.Join(list, ", "), "none") }
 	firmware := none(c.Firmware)
 	if c.SecureBoot {
 		firmware += ", secure boot"
 	}
-	row(w, "firmware", firmware)
+	screen.Row(w, "firmware", firmware)
 	tpm := "none for each guest"
 	if c.TPM.Emulated() {
 		tpm = strings.TrimSpace(none(c.TPM.Models) + " " + strings.Join(c.TPM.Versions, ", "))
 	}
-	row(w, "tpm", tpm)
-	row(w, "memory encryption", none(c.LaunchSecurity))
-	row(w, "host devices", none(c.HostDevices))
+	screen.Row(w, "tpm", tpm)
+	screen.Row(w, "memory encryption", none(c.LaunchSecurity))
+	screen.Row(w, "host devices", none(c.HostDevices))
 }
 
 // branch is a provider with its depth in the tree.
@@ -244,18 +245,18 @@ func asTree(list []api.ProviderView) []branch {
 // providerTable prints a provider tree with what each part has and how much of
 // it is allocated, as Placement says.
 func providerTable(w io.Writer, tree []api.ProviderView) {
-	row(w, "PROVIDER", "RESOURCE CLASS", "TOTAL", "RESERVED", "RATIO", "ALLOCATED")
+	screen.Row(w, "PROVIDER", "RESOURCE CLASS", "TOTAL", "RESERVED", "RATIO", "ALLOCATED")
 	for _, p := range asTree(tree) {
 		name := p.Name
 		if p.depth > 0 {
 			name = strings.Repeat("  ", p.depth-1) + "└ " + p.Name
 		}
 		if len(p.Inventories) == 0 {
-			row(w, name, "none")
+			screen.Row(w, name, "none")
 		}
 		for _, class := range slices.Sorted(maps.Keys(p.Inventories)) {
 			inv := p.Inventories[class]
-			row(w, name, class, inv.Total, inv.Reserved, inv.AllocationRatio, p.Usages[class])
+			screen.Row(w, name, class, inv.Total, inv.Reserved, inv.AllocationRatio, p.Usages[class])
 		}
 	}
 }
@@ -294,7 +295,7 @@ which, and which are to be upgraded.`,
 				}
 				list := listedHosts{HostList: api.HostList{Hosts: hosts}}
 				list.records(ctx, c)
-				return a.print(list, func(w io.Writer) { hostListTable(w, list, listWidth(a.out)) })
+				return a.print(list, func(w io.Writer) { hostListTable(w, list, screen.ListWidth(a.out)) })
 			})
 		},
 	}

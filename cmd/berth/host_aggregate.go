@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth/agent/api"
+	"berth/internal/screen"
 )
 
 func (a *app) hostAggregate() *cobra.Command {
@@ -61,8 +62,8 @@ func aggregateTable(w io.Writer, h api.HostAggregates) {
 		fmt.Fprintf(w, "%s is in no aggregate\n", h.Name)
 		return
 	}
-	row(w, "HOST", "AGGREGATE")
+	screen.Row(w, "HOST", "AGGREGATE")
 	for _, uuid := range h.Aggregates {
-		row(w, h.Name, uuid)
+		screen.Row(w, h.Name, uuid)
 	}
 }

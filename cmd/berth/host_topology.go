@@ -9,6 +9,7 @@ import (
 	"berth/agent/api"
 	"berth/agent/drawing"
 	"berth/internal/fault"
+	"berth/internal/screen"
 )
 
 func (a *app) hostTopology() *cobra.Command {
@@ -41,9 +42,9 @@ browser, light or dark as the browser is; pointing at a part of it says who has 
 					return a.print(picture, nil)
 				}
 				if width == 0 {
-					width = columns(a.out)
+					width = screen.Columns(a.out)
 				}
-				return picture.Text(behind(a.out), drawing.Style{Width: width, Colour: coloured(a.out, os.Getenv), ASCII: isTerminal(a.out) && !knowsUTF8(os.Getenv)})
+				return picture.Text(screen.Behind(a.out), drawing.Style{Width: width, Colour: screen.Coloured(a.out, os.Getenv), ASCII: screen.IsTerminal(a.out) && !screen.KnowsUTF8(os.Getenv)})
 			})
 		},
 	}

@@ -15,6 +15,7 @@ import (
 	"berth/agent/api"
 	"berth/agent/host"
 	"berth/claims"
+	"berth/internal/screen"
 )
 
 // workTime bounds a command that makes disks or waits for a guest.
@@ -220,7 +221,7 @@ changed or stopped. It never refuses for room: what does not fit is adopted as
 }
 
 func adoptTable(w io.Writer, list api.AdoptedList) {
-	row(w, "INSTANCE", "UUID", "STATE", "VCPUS", "PCPUS", "MEMORY_MB", "DISK_GB", "RESULT")
+	screen.Row(w, "INSTANCE", "UUID", "STATE", "VCPUS", "PCPUS", "MEMORY_MB", "DISK_GB", "RESULT")
 	for _, i := range list.Instances {
 		result := "adopted"
 		switch {
@@ -235,9 +236,9 @@ func adoptTable(w io.Writer, list api.AdoptedList) {
 		if i.Claim != nil {
 			r = i.Claim.Resources
 		}
-		row(w, i.Name, i.UUID, i.State, r.VCPUs, r.PCPUs, r.MemoryMB, r.DiskGB, result)
+		screen.Row(w, i.Name, i.UUID, i.State, r.VCPUs, r.PCPUs, r.MemoryMB, r.DiskGB, result)
 		for _, warning := range i.Warnings {
-			row(w, "", "", "", "", "", "", "", "- "+warning.Message)
+			screen.Row(w, "", "", "", "", "", "", "", "- "+warning.Message)
 		}
 	}
 }
@@ -264,9 +265,9 @@ until that is confirmed, both hosts have a record of it, and one of them is hidd
 					fmt.Fprintf(a.err, "berth: libvirt could not be asked, so guests that are not managed are missing: %s\n", list.Error)
 				}
 				return a.print(list, func(w io.Writer) {
-					l := listing{
-						columns: []string{"INSTANCE", "UUID", "STATE", "STATUS", "MANAGED", "VCPUS", "PCPUS", "MEMORY_MB", "DISK_GB", "TOKEN", "REMARK"},
-						spare:   []string{"UUID", "TOKEN", "DISK_GB", "STATUS", "PCPUS", "MEMORY_MB", "VCPUS", "MANAGED"}, full: "berth instance list -o json has all",
+					l := screen.Table{
+						Columns: []string{"INSTANCE", "UUID", "STATE", "STATUS", "MANAGED", "VCPUS", "PCPUS", "MEMORY_MB", "DISK_GB", "TOKEN", "REMARK"},
+						Spare:   []string{"UUID", "TOKEN", "DISK_GB", "STATUS", "PCPUS", "MEMORY_MB", "VCPUS", "MANAGED"}, Full: "berth instance list -o json has all",
 					}
 					for _, i := range list.Instances {
 						r := i.Flavor.Resources()
@@ -277,9 +278,9 @@ until that is confirmed, both hosts have a record of it, and one of them is hidd
 						if r.IsZero() { // unmanaged: nothing is held for it
 							vcpus, pcpus, memory, disk = "", "", "", ""
 						}
-						l.rows = append(l.rows, []any{i.Name, i.UUID, i.State, i.Status, yes(i.Managed), vcpus, pcpus, memory, disk, token(i), remarks(i)})
+						l.Rows = append(l.Rows, []any{i.Name, i.UUID, i.State, i.Status, yes(i.Managed), vcpus, pcpus, memory, disk, token(i), remarks(i)})
 					}
-					l.write(w, listWidth(a.out))
+					l.Write(w, screen.ListWidth(a.out))
 				})
 			})
 		},
@@ -334,32 +335,32 @@ func (a *app) printInstance(i api.Instance) error {
 }
 
 func instanceTable(w io.Writer, i api.Instance) {
-	row(w, "instance", i.Name)
-	row(w, "uuid", i.UUID)
-	row(w, "host", i.Host)
-	row(w, "state", strings.TrimSpace(i.State+" "+parenthesis(i.Reason)))
+	screen.Row(w, "instance", i.Name)
+	screen.Row(w, "uuid", i.UUID)
+	screen.Row(w, "host", i.Host)
+	screen.Row(w, "state", strings.TrimSpace(i.State+" "+parenthesis(i.Reason)))
 	if i.Status != "" {
-		row(w, "status", i.Status)
+		screen.Row(w, "status", i.Status)
 	}
-	row(w, "managed", yes(i.Managed))
+	screen.Row(w, "managed", yes(i.Managed))
 	if i.Managed {
-		row(w, "flavor", i.Flavor.Name+": "+resources(i.Flavor.Resources()))
-		row(w, "token", fmt.Sprintf("%s, epoch %d", token(i), i.Token.Epoch))
-		row(w, "autostart", yes(i.Autostart))
-		row(w, "adopted", yes(i.Adopted))
+		screen.Row(w, "flavor", i.Flavor.Name+": "+resources(i.Flavor.Resources()))
+		screen.Row(w, "token", fmt.Sprintf("%s, epoch %d", token(i), i.Token.Epoch))
+		screen.Row(w, "autostart", yes(i.Autostart))
+		screen.Row(w, "adopted", yes(i.Adopted))
 	}
 	if i.Claim != nil {
-		row(w, "claim", fmt.Sprintf("%s %s: %s", i.Claim.ID, i.Claim.State, resources(i.Claim.Resources)))
-		row(w, "place", place(i.Claim.Assignment, onePlace))
+		screen.Row(w, "claim", fmt.Sprintf("%s %s: %s", i.Claim.ID, i.Claim.State, resources(i.Claim.Resources)))
+		screen.Row(w, "place", place(i.Claim.Assignment, onePlace))
 	}
 	if r := remarks(i); r != "" {
-		row(w, "remark", r)
+		screen.Row(w, "remark", r)
 	}
 	if i.Migration != "" || i.Resize != nil {
-		row(w, "migration", migrationOf(i))
+		screen.Row(w, "migration", migrationOf(i))
 	}
 	if r := i.Resize; r != nil {
-		row(w, "next", resizeWords(*r, time.Now()))
+		screen.Row(w, "next", resizeWords(*r, time.Now()))
 	}
 }
 
@@ -406,7 +407,7 @@ func (a *app) instanceShow() *cobra.Command {
 				return a.print(i, func(w io.Writer) {
 					instanceTable(w, i.Instance)
 					for _, r := range i.Remarks {
-						row(w, "remark", r.Message)
+						screen.Row(w, "remark", r.Message)
 					}
 					fmt.Fprintln(w)
 					allocationTable(w, i.Allocations)
@@ -421,9 +422,9 @@ func (a *app) instanceShow() *cobra.Command {
 
 // allocationTable prints who holds what on which provider, as Placement says.
 func allocationTable(w io.Writer, rows []api.Allocation) {
-	row(w, "CONSUMER", "UUID", "PROVIDER", "HOLDS")
+	screen.Row(w, "CONSUMER", "UUID", "PROVIDER", "HOLDS")
 	for _, al := range rows {
-		row(w, al.ConsumerType, al.Consumer, al.Provider, amounts(al.Resources))
+		screen.Row(w, al.ConsumerType, al.Consumer, al.Provider, amounts(al.Resources))
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"io"
 	"log/slog"
 	"os"
+
+	"berth/internal/screen"
 )
 
 // newLogger writes lines for the journal: where systemd collects standard error
@@ -26,7 +28,7 @@ func newHandler(w io.Writer, level slog.Leveler) slog.Handler {
 			return a
 		}
 	}
-	return slog.NewTextHandler(behind(w), o) // which quotes what would act on a terminal
+	return slog.NewTextHandler(screen.Behind(w), o) // which quotes what would act on a terminal
 }
 
 func parseLevel(text string) (slog.Level, error) {

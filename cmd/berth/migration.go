@@ -13,6 +13,7 @@ import (
 
 	"berth/agent/api"
 	"berth/internal/fault"
+	"berth/internal/screen"
 	"berth/migration"
 )
 
@@ -62,29 +63,29 @@ move remembers it.`,
 
 func (a *app) printMigration(m migration.Migration) error {
 	return a.print(m, func(w io.Writer) {
-		row(w, "migration", m.UUID)
-		row(w, "instance", strings.TrimSpace(m.InstanceName+" "+m.InstanceUUID))
-		row(w, "type", typeOf(m))
+		screen.Row(w, "migration", m.UUID)
+		screen.Row(w, "instance", strings.TrimSpace(m.InstanceName+" "+m.InstanceUUID))
+		screen.Row(w, "type", typeOf(m))
 		if m.InPlace || m.MigrationType == migration.TypeRebuild {
-			row(w, "host", m.SourceCompute)
+			screen.Row(w, "host", m.SourceCompute)
 		} else {
 			to := m.DestCompute
 			if to == "" && !m.Done() {
 				to = "(choosing)"
 			}
-			row(w, "move", m.SourceCompute+" -> "+to)
+			screen.Row(w, "move", m.SourceCompute+" -> "+to)
 		}
 		if m.ShareNothing {
-			row(w, "conducted by", m.ConductedBy())
+			screen.Row(w, "conducted by", m.ConductedBy())
 			if way := wayWords(m); way != "" {
-				row(w, "disks go", way)
+				screen.Row(w, "disks go", way)
 			}
 		}
 		switch {
 		case m.NewImage != "":
-			row(w, "image", m.NewImage)
+			screen.Row(w, "image", m.NewImage)
 		case m.MigrationType == migration.TypeResize:
-			row(w, "flavor", m.OldFlavor+" -> "+m.NewFlavor)
+			screen.Row(w, "flavor", m.OldFlavor+" -> "+m.NewFlavor)
 		}
 		if m.Evacuation != nil {
 			evacuationRows(w, *m.Evacuation)
@@ -93,63 +94,63 @@ func (a *app) printMigration(m migration.Migration) error {
 		if m.Outcome != "" && string(m.Outcome) != status {
 			status += ", " + string(m.Outcome)
 		}
-		row(w, "status", status)
+		screen.Row(w, "status", status)
 		if words := sinceWords(m, time.Now()); words != "" {
-			row(w, "doing", words)
+			screen.Row(w, "doing", words)
 		}
-		row(w, "attempt", m.Attempt)
-		row(w, "started", ago(m.CreatedAt))
+		screen.Row(w, "attempt", m.Attempt)
+		screen.Row(w, "started", ago(m.CreatedAt))
 		if m.Done() && !m.UpdatedAt.IsZero() {
-			row(w, "ended", ago(m.UpdatedAt)+", after "+rough(m.UpdatedAt.Sub(m.CreatedAt)))
+			screen.Row(w, "ended", ago(m.UpdatedAt)+", after "+rough(m.UpdatedAt.Sub(m.CreatedAt)))
 		}
 		if len(m.Unasked) > 0 {
-			row(w, "not asked", strings.Join(m.Unasked, ", ")+": not reached, and may remember a later move of this guest")
+			screen.Row(w, "not asked", strings.Join(m.Unasked, ", ")+": not reached, and may remember a later move of this guest")
 		}
 		if words := phaseWords(m); words != "" {
-			row(w, "phases", words)
+			screen.Row(w, "phases", words)
 		}
 		if m.By != "" {
 			by := m.By
 			if m.Queue != "" {
 				by += ", of drain " + m.Queue
 			}
-			row(w, "asked for by", by)
+			screen.Row(w, "asked for by", by)
 		}
 		if m.Priority != 0 && m.Priority != migration.PriorityUser {
-			row(w, "priority", api.Priority(m.Priority))
+			screen.Row(w, "priority", api.Priority(m.Priority))
 		}
 		waitRows(w, m)
 		if !m.Deadline.IsZero() && !m.Done() {
-			row(w, "deadline", deadline(time.Until(m.Deadline)))
+			screen.Row(w, "deadline", deadline(time.Until(m.Deadline)))
 		}
 		if m.Settled != nil {
-			row(w, "settled", settledBy(*m.Settled))
+			screen.Row(w, "settled", settledBy(*m.Settled))
 		}
 		if m.Status == migration.StatusFinished {
-			row(w, "next", nextWords(m, time.Now()))
+			screen.Row(w, "next", nextWords(m, time.Now()))
 		}
 		if p := m.Progress; p.MemoryTotal > 0 || p.DiskTotal > 0 {
 			if words := transferWords(m); words != "" {
-				row(w, "transfer", words)
+				screen.Row(w, "transfer", words)
 				nextRows(w, m)
 			}
-			row(w, "sent", fmt.Sprintf("%s of memory, %s of disks, in %s", size(p.MemoryProcessed), size(p.DiskProcessed), rough(p.Elapsed)))
+			screen.Row(w, "sent", fmt.Sprintf("%s of memory, %s of disks, in %s", size(p.MemoryProcessed), size(p.DiskProcessed), rough(p.Elapsed)))
 		}
 		switch m.Outcome {
 		case migration.OutcomeCompleted:
 			if typeOf(m) == migration.TypeLiveMigration {
-				row(w, "downtime", endWords(m))
+				screen.Row(w, "downtime", endWords(m))
 			}
 		case migration.OutcomeUndone:
 			if m.Unfit == nil { // else it went back by steps of its own, which follow
-				row(w, "put back", restored(m))
+				screen.Row(w, "put back", restored(m))
 			}
 		}
 		if m.Unfit != nil {
-			row(w, "could not run there", m.Unfit.Message)
+			screen.Row(w, "could not run there", m.Unfit.Message)
 		}
 		if m.Error != nil {
-			row(w, "error", m.Error.Message)
+			screen.Row(w, "error", m.Error.Message)
 			for _, r := range m.Error.Reasons {
 				if r.Message != m.Error.Message {
 					fmt.Fprintf(w, "\t- %s\n", r.Message)
@@ -174,7 +175,7 @@ func (a *app) printMigration(m migration.Migration) error {
 			if r.GivenUp != nil {
 				left = "; what was made there is given up, by the word of " + r.GivenUp.By + ": " + r.GivenUp.Why
 			}
-			row(w, "refused by", fmt.Sprintf("%s%s: %s%s", r.DestCompute, at, r.Message, left))
+			screen.Row(w, "refused by", fmt.Sprintf("%s%s: %s%s", r.DestCompute, at, r.Message, left))
 			if r.Left && r.GivenUp == nil {
 				fmt.Fprintf(w, "\t  to do: start its agent; if that host is gone for good: berth migration settle %s --guest-is-at %s --gone %s --reason TEXT\n",
 					m.UUID, guestOf(m), r.DestCompute)
@@ -232,7 +233,7 @@ func stepTable(w io.Writer, stage string, steps []migration.StepRecord) {
 	if stage != "" {
 		head += " (" + stage + ")"
 	}
-	row(w, head, "STATE", "TOOK", "TRIES", "ERROR")
+	screen.Row(w, head, "STATE", "TOOK", "TRIES", "ERROR")
 	for _, s := range steps {
 		took, tries := "", ""
 		switch {
@@ -244,7 +245,7 @@ func stepTable(w io.Writer, stage string, steps []migration.StepRecord) {
 		if s.Tries > 0 {
 			tries = fmt.Sprint(s.Tries)
 		}
-		row(w, strings.ReplaceAll(s.Name, "_", " "), s.State, took, tries, abridge(s.Error, 100))
+		screen.Row(w, strings.ReplaceAll(s.Name, "_", " "), s.State, took, tries, abridge(s.Error, 100))
 	}
 }
 
@@ -275,7 +276,7 @@ func (a *app) printLine(v any) error {
 	if a.output == "yaml" {
 		fmt.Fprintln(a.out, "---")
 	}
-	return writeDocument(a.out, v, a.output == "yaml", "")
+	return screen.Document(a.out, v, a.output == "yaml", "")
 }
 
 func (a *app) migrationWatch() *cobra.Command {

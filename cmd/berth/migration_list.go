@@ -15,6 +15,7 @@ import (
 
 	"berth/agent/api"
 	"berth/internal/fault"
+	"berth/internal/screen"
 	"berth/migration"
 )
 
@@ -164,7 +165,15 @@ move of one guest, wherever that was: berth migration show INSTANCE.`, mostOver)
 				if list.Migrations, err = filter.take(list.Migrations, time.Now()); err != nil {
 					return err
 				}
-				if err := a.print(list, func(w io.Writer) { migrationTable(w, list.Migrations, limit, listWidth(a.out)) }); err != nil {
+				if err := a.print(list, func(w io.Writer) {
+					if len(list.Migrations) == 0 && all {
+						fmt.Fprintln(w, "no host that answers has such a move")
+					} else if len(list.Migrations) == 0 {
+						fmt.Fprintln(w, "this host conducts no such move and remembers none; the moves of every host: berth migration list --all")
+					} else {
+						migrationTable(w, list.Migrations, limit, screen.ListWidth(a.out))
+					}
+				}); err != nil {
 					return err
 				}
 				if len(list.Silent) == 0 {
@@ -192,18 +201,14 @@ move of one guest, wherever that was: berth migration show INSTANCE.`, mostOver)
 
 // migrationTable writes a list of moves, newest first.
 func migrationTable(w io.Writer, all []migration.Migration, limit, width int) {
-	if len(all) == 0 {
-		fmt.Fprintln(w, "no move is listed; the moves of every host: berth migration list --all")
-		return
-	}
 	list, left := newestOver(all, limit)
-	l := listing{
-		columns: []string{"MIGRATION", "TYPE", "INSTANCE", "FROM", "TO", "BY", "STATUS", "OUTCOME", "STARTED", "TOOK", "REMARK"},
-		spare:   []string{"TOOK", "TYPE", "OUTCOME", "STARTED", "BY"}, full: "berth migration list -o json has all",
+	l := screen.Table{
+		Columns: []string{"MIGRATION", "TYPE", "INSTANCE", "FROM", "TO", "BY", "STATUS", "OUTCOME", "STARTED", "TOOK", "REMARK"},
+		Spare:   []string{"TOOK", "TYPE", "OUTCOME", "STARTED", "BY"}, Full: "berth migration list -o json has all",
 	}
 	apart := slices.ContainsFunc(list, func(m migration.Migration) bool { return m.Conductor != "" })
 	if !apart { // who conducts is a column only where it is a third host
-		l.columns = slices.Delete(l.columns, 5, 6)
+		l.Columns = slices.Delete(l.Columns, 5, 6)
 	}
 	for _, m := range list {
 		took, remark := time.Since(m.CreatedAt), listRemark(m, time.Now())
@@ -215,9 +220,9 @@ func migrationTable(w io.Writer, all []migration.Migration, limit, width int) {
 		if !apart {
 			cells = slices.Delete(cells, 5, 6)
 		}
-		l.rows = append(l.rows, cells)
+		l.Rows = append(l.Rows, cells)
 	}
-	l.write(w, width)
+	l.Write(w, width)
 	if left > 0 {
 		fmt.Fprintf(w, "\n%s not listed: berth migration list --limit 0\n", count(left, "older move"))
 	}

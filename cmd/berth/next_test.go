@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth/internal/fault"
+	"berth/internal/screen"
 )
 
 func TestNext_SaysWhatToTypeWhereNothingElseDoes(t *testing.T) {
@@ -96,16 +97,16 @@ func TestColoured_OnlyWhereSomebodyWatches(t *testing.T) {
 		{"a terminal that knows none", terminal, map[string]string{"TERM": "dumb"}, false},
 		{"a pipe", pipe, nil, false},
 	} {
-		if got := coloured(tt.to, func(k string) string { return tt.env[k] }); got != tt.want {
+		if got := screen.Coloured(tt.to, func(k string) string { return tt.env[k] }); got != tt.want {
 			t.Errorf("%s: coloured %v", tt.name, got)
 		}
 	}
 	for want, env := range map[bool]map[string]string{true: {"LANG": "en_GB.UTF-8"}, false: {"LANG": "en_GB.UTF-8", "LC_ALL": "C"}} {
-		if got := knowsUTF8(func(k string) string { return env[k] }); got != want {
+		if got := screen.KnowsUTF8(func(k string) string { return env[k] }); got != want {
 			t.Errorf("%v knows UTF-8: %v", env, got)
 		}
 	}
-	if n := columns(terminal); n != 133 {
+	if n := screen.Columns(terminal); n != 133 {
 		t.Errorf("a terminal of 133 columns has %d", n)
 	}
 }

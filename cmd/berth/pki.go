@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth/internal/pki"
+	"berth/internal/screen"
 )
 
 const defaultPKI = "/etc/berth/pki"
@@ -63,9 +64,9 @@ func (c certificate) rightWords() string {
 
 func (a *app) printCertificates(list []certificate) error {
 	return a.print(map[string]any{"certificates": list}, func(w io.Writer) {
-		row(w, "ROLE", "NAME", "GOOD FOR", "RIGHTS", "SIGNED BY", "VALID UNTIL", "FILE")
+		screen.Row(w, "ROLE", "NAME", "GOOD FOR", "RIGHTS", "SIGNED BY", "VALID UNTIL", "FILE")
 		for _, c := range list {
-			row(w, c.Role, c.Name, strings.Join(c.Names, ","), c.rightWords(), c.Issuer, c.NotAfter.Format("2006-01-02"), c.File)
+			screen.Row(w, c.Role, c.Name, strings.Join(c.Names, ","), c.rightWords(), c.Issuer, c.NotAfter.Format("2006-01-02"), c.File)
 		}
 	})
 }

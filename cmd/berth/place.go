@@ -10,14 +10,15 @@ import (
 
 	"berth/agent/api"
 	"berth/claims"
+	"berth/internal/screen"
 	"berth/topology"
 )
 
-// screen is how wide a table may be, in columns; onePlace is what that leaves to
+// placeWidth is how wide a table may be, in columns; onePlace is what that leaves to
 // a place on a line of its own, pinColumns to pins beside what was asked.
 const (
-	screen     = 120
-	onePlace   = screen - 24
+	placeWidth = 120
+	onePlace   = placeWidth - 24
 	pinColumns = 48
 )
 
@@ -94,7 +95,7 @@ func explainTable(w io.Writer, e api.Explanation) {
 	if len(e.Cells) == 0 {
 		fmt.Fprintln(w, floats(e))
 	} else {
-		row(w, "GUEST CELL", "HOST CELL", "WHAT", "ASKED", "GIVEN")
+		screen.Row(w, "GUEST CELL", "HOST CELL", "WHAT", "ASKED", "GIVEN")
 		for _, c := range e.Cells {
 			explainCell(w, c, e.SharedCPUs[c.HostCell])
 		}
@@ -108,9 +109,9 @@ func explainTable(w io.Writer, e api.Explanation) {
 		return
 	}
 	fmt.Fprintln(w)
-	row(w, "DEVICE", "ID", "TYPE", "CELL", "REQUEST", "ASKED", "REMARK")
+	screen.Row(w, "DEVICE", "ID", "TYPE", "CELL", "REQUEST", "ASKED", "REMARK")
 	for _, d := range e.Devices {
-		row(w, d.Address, d.Vendor+":"+d.Product, d.Type, cellWord(d.Cell), d.Request, askedDevice(d.Asked), deviceRemark(d))
+		screen.Row(w, d.Address, d.Vendor+":"+d.Product, d.Type, cellWord(d.Cell), d.Request, askedDevice(d.Asked), deviceRemark(d))
 	}
 }
 
@@ -145,7 +146,7 @@ func floats(e api.Explanation) string {
 func explainCell(w io.Writer, c claims.ExplainedCell, shared topology.CPUSet) {
 	guest, cell := any(c.GuestCell), any(c.HostCell)
 	line := func(what, asked, given string) {
-		row(w, guest, cell, what, asked, given)
+		screen.Row(w, guest, cell, what, asked, given)
 		guest, cell = " ", " "
 	}
 	vcpus := func(of func(*topology.GuestCell) topology.CPUSet) string {
@@ -160,7 +161,7 @@ func explainCell(w io.Writer, c claims.ExplainedCell, shared topology.CPUSet) {
 			asked += ", threads " + string(c.Asked.ThreadPolicy)
 		}
 		what := "dedicated"
-		for _, pins := range wrap(pinWords(c.Pins), pinColumns) {
+		for _, pins := range screen.Wrap(pinWords(c.Pins), pinColumns) {
 			line(what, asked, "vcpu→cpu "+pins)
 			what, asked = " ", " "
 		}
@@ -197,19 +198,6 @@ func pinWords(pins []topology.Pin) []string {
 		out[i] = fmt.Sprintf("%d→%d", p.VCPU, p.CPU)
 	}
 	return out
-}
-
-// wrap joins words to lines no wider than width, where the words allow.
-func wrap(words []string, width int) []string {
-	var lines []string
-	for _, word := range words {
-		if n := len(lines); n > 0 && len([]rune(lines[n-1]))+1+len([]rune(word)) <= width {
-			lines[n-1] += " " + word
-			continue
-		}
-		lines = append(lines, word)
-	}
-	return lines
 }
 
 // pageWords says which pages were asked for (hw:mem_page_size).
@@ -270,7 +258,7 @@ func deviceRemark(d claims.ExplainedDevice) string {
 
 // cellTable prints what guests are fitted in, cell by cell.
 func cellTable(w io.Writer, cells []api.HostCell, loose []api.HostDevice) {
-	row(w, "CELL", "DEDICATED CPUS", "FREE CPUS", "SHARED CPUS", "SHARED BY", "MEMORY_MB", "USED", "PAGES USED", "DEVICES USED", "GUESTS")
+	screen.Row(w, "CELL", "DEDICATED CPUS", "FREE CPUS", "SHARED CPUS", "SHARED BY", "MEMORY_MB", "USED", "PAGES USED", "DEVICES USED", "GUESTS")
 	var devices []api.HostDevice
 	of := map[topology.PCIAddress]topology.CellID{}
 	for _, c := range cells {
@@ -286,14 +274,14 @@ func cellTable(w io.Writer, cells []api.HostCell, loose []api.HostDevice) {
 		if len(c.Devices) > 0 {
 			there = fmt.Sprintf("%d/%d", used, len(c.Devices))
 		}
-		row(w, c.ID, c.Dedicated, c.DedicatedFree, c.Shared, count(c.SharedVCPUs, "vcpu"), c.MemoryMB, c.MemoryUsedMB, poolWords(c.Pages), there, len(c.Instances))
+		screen.Row(w, c.ID, c.Dedicated, c.DedicatedFree, c.Shared, count(c.SharedVCPUs, "vcpu"), c.MemoryMB, c.MemoryUsedMB, poolWords(c.Pages), there, len(c.Instances))
 	}
 	devices = append(devices, loose...)
 	if len(devices) == 0 {
 		return
 	}
 	fmt.Fprintln(w)
-	row(w, "DEVICE FOR GUESTS", "ID", "TYPE", "CELL", "HELD BY")
+	screen.Row(w, "DEVICE FOR GUESTS", "ID", "TYPE", "CELL", "HELD BY")
 	for _, d := range devices {
 		cell := "?"
 		if id, ok := of[d.Address]; ok {
@@ -303,7 +291,7 @@ func cellTable(w io.Writer, cells []api.HostCell, loose []api.HostDevice) {
 		if len(d.Unfit) > 0 {
 			held = strings.TrimSpace(held + " (unfit: " + strings.Join(d.Unfit, "; ") + ")")
 		}
-		row(w, d.Address, d.Vendor+":"+d.Product, d.Type, cell, held)
+		screen.Row(w, d.Address, d.Vendor+":"+d.Product, d.Type, cell, held)
 	}
 }
 

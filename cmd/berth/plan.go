@@ -16,6 +16,7 @@ import (
 
 	"berth/agent/api"
 	"berth/internal/fault"
+	"berth/internal/screen"
 	"berth/migration"
 )
 
@@ -158,12 +159,12 @@ const (
 )
 
 func planTable(w io.Writer, p migration.Plan, apart bool) {
-	for _, line := range fold(planSummary(p), planText) {
+	for _, line := range screen.Fold(planSummary(p), planText) {
 		fmt.Fprintln(w, line)
 	}
 	if p.Proof != nil {
 		words := fmt.Sprintf("%s is dead (%s, by %s): %s", p.Source, p.Proof.Proof, p.Proof.By, p.Proof.Because)
-		for _, line := range fold(words, planText) {
+		for _, line := range screen.Fold(words, planText) {
 			fmt.Fprintln(w, line)
 		}
 	}
@@ -191,7 +192,7 @@ func planTable(w io.Writer, p migration.Plan, apart bool) {
 	}
 	if len(p.Hosts) > 0 {
 		fmt.Fprintln(w)
-		row(w, columns("#", "HOST", "ANSWER", "NEAR", "MEMORY", disks, "WAY", "WOULD CLAIM")...)
+		screen.Row(w, columns("#", "HOST", "ANSWER", "NEAR", "MEMORY", disks, "WAY", "WOULD CLAIM")...)
 	}
 	for i, h := range p.Hosts {
 		order, near, used, disk, claim := "-", "-", "-", "-", "-"
@@ -217,7 +218,7 @@ func planTable(w io.Writer, p migration.Plan, apart bool) {
 		if h.Verdict == migration.VerdictTakes {
 			way = cmp.Or(string(h.Way), "none")
 		}
-		row(w, columns(order, h.Name, h.Verdict, near, used, disk, way, claim)...)
+		screen.Row(w, columns(order, h.Name, h.Verdict, near, used, disk, way, claim)...)
 	}
 	if weighed {
 		weightLines(w, p.Hosts)
@@ -229,7 +230,7 @@ func planTable(w io.Writer, p migration.Plan, apart bool) {
 		if !apart || h.WayReason == "" {
 			continue
 		}
-		for i, line := range fold("to "+h.Name+": "+h.WayReason, planText-4) {
+		for i, line := range screen.Fold("to "+h.Name+": "+h.WayReason, planText-4) {
 			fmt.Fprintf(w, "%s%s\n", []string{"  - ", "    "}[min(i, 1)], line)
 		}
 	}
@@ -265,7 +266,7 @@ func planTable(w io.Writer, p migration.Plan, apart bool) {
 		fmt.Fprintln(w, "\nPlacement was not asked for all of it; the hosts look at this by themselves:")
 	}
 	for _, text := range p.Left {
-		for i, line := range fold(text, planText-4) {
+		for i, line := range screen.Fold(text, planText-4) {
 			fmt.Fprintf(w, "%s%s\n", []string{"  - ", "    "}[min(i, 1)], line)
 		}
 	}
@@ -299,7 +300,7 @@ func weightLines(w io.Writer, hosts []migration.PlanHost) {
 	fmt.Fprintln(w, "\nWeights, of which the greatest is tried first")
 	for _, x := range slices.Backward(slices.Sorted(maps.Keys(names))) {
 		head := strconv.FormatFloat(x, 'f', -1, 64) + ":"
-		for i, line := range fold(head+" "+strings.Join(names[x], ", "), planText-4) {
+		for i, line := range screen.Fold(head+" "+strings.Join(names[x], ", "), planText-4) {
 			fmt.Fprintf(w, "%s%s\n", []string{"  ", "    "}[min(i, 1)], line)
 		}
 	}
@@ -335,7 +336,7 @@ func planSummary(p migration.Plan) string {
 // reasonLines prints reasons as errors have them, folded.
 func reasonLines(w io.Writer, reasons []fault.Reason) {
 	item := func(head, text string) {
-		for i, line := range fold(text, planText-len(head)) {
+		for i, line := range screen.Fold(text, planText-len(head)) {
 			if i > 0 {
 				head = strings.Repeat(" ", len(head))
 			}
@@ -353,6 +354,3 @@ func reasonLines(w io.Writer, reasons []fault.Reason) {
 		}
 	}
 }
-
-// fold breaks a text into lines no wider than width, where its words allow.
-func fold(text string, width int) []string { return wrap(strings.Fields(text), width) }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/term"
 
+	"berth/internal/screen"
 	"berth/internal/visible"
 	"berth/migration"
 	"berth/migration/task"
@@ -45,7 +46,7 @@ const unknownWidth = 76
 const plainWidth = 80
 
 func newProgress(a *app, to string) *progress {
-	p := &progress{w: behind(a.out), live: isTerminal(a.out) || os.Getenv("BERTH_PROGRESS") == "live", now: time.Now, to: to, width: unknownWidth}
+	p := &progress{w: screen.Behind(a.out), live: screen.IsTerminal(a.out) || os.Getenv("BERTH_PROGRESS") == "live", now: time.Now, to: to, width: unknownWidth}
 	if n, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && n > 0 {
 		p.width = n
 	}

@@ -15,6 +15,7 @@ import (
 
 	"berth/internal/config"
 	"berth/internal/fault"
+	"berth/internal/screen"
 	"berth/internal/version"
 	"berth/internal/visible"
 )
@@ -211,25 +212,9 @@ func group(c *cobra.Command) *cobra.Command {
 // print writes v as JSON or YAML, or what table writes in columns.
 func (a *app) print(v any, table func(w io.Writer)) error {
 	if a.json {
-		return writeDocument(a.out, v, a.output == "yaml", "  ")
+		return screen.Document(a.out, v, a.output == "yaml", "  ")
 	}
 	w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
 	table(w)
 	return w.Flush()
-}
-
-// row writes one line of a table; columns are separated by tabs, of which no
-// value may hold one.
-func row(w io.Writer, columns ...any) {
-	for i, c := range columns {
-		if i > 0 {
-			fmt.Fprint(w, "\t")
-		}
-		text := strings.NewReplacer("\t", " ", "\n", " ").Replace(fmt.Sprint(c))
-		if text == "" {
-			text = "-"
-		}
-		fmt.Fprint(w, text)
-	}
-	fmt.Fprintln(w)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth/agent/api"
+	"berth/internal/screen"
 )
 
 // answerTime bounds a command that only asks.
@@ -55,7 +56,7 @@ agent that has not come round, says since when.`,
 				if err != nil {
 					return err
 				}
-				if err := a.print(s, func(w io.Writer) { statusTable(w, s, a.screenful()) }); err != nil {
+				if err := a.print(s, func(w io.Writer) { statusTable(w, s, screen.StyleOf(a.out)) }); err != nil {
 					return err
 				}
 				if s.Health != api.HealthOK {
@@ -69,16 +70,16 @@ agent that has not come round, says since when.`,
 
 // statusTable is one screen: what is wrong first, with since when and what to do; then what
 // could be better; then what is fine, a line each.
-func statusTable(w io.Writer, s api.Status, look screenful) {
+func statusTable(w io.Writer, s api.Status, look screen.Style) {
 	ready := "ready"
 	if !s.Ready {
 		ready = "not ready"
 	}
-	health, colour := strings.ToUpper(string(s.Health)), colourGood
+	health, colour := strings.ToUpper(string(s.Health)), screen.Good
 	if s.Health != api.HealthOK {
-		colour = colourBad
+		colour = screen.Bad
 	}
-	fmt.Fprintf(w, "%s: %s, %s, mode %s, berth %s, up %s\n", s.Name, look.paint(colour, health), ready, s.Mode, s.Version, strings.TrimSuffix(ago(s.StartedAt), " ago"))
+	fmt.Fprintf(w, "%s: %s, %s, mode %s, berth %s, up %s\n", s.Name, look.Paint(colour, health), ready, s.Mode, s.Version, strings.TrimSuffix(ago(s.StartedAt), " ago"))
 	if s.Disabled != nil {
 		fmt.Fprintf(w, "DISABLED for new guests: %s\n", disabledWords(s.Disabled))
 	}
@@ -96,13 +97,13 @@ func statusTable(w io.Writer, s api.Status, look screenful) {
 	for _, part := range []struct {
 		heading, colour string
 		list            []api.Condition
-	}{{"ERROR", colourBad, wrong}, {"NOTICE", colourHint, better}, {"OK", colourGood, fine}} {
+	}{{"ERROR", screen.Bad, wrong}, {"NOTICE", screen.Hint, better}, {"OK", screen.Good, fine}} {
 		for i, c := range part.list {
 			if i == 0 {
 				fmt.Fprintln(w)
-				look.heading(w, part.colour, part.heading)
+				look.Heading(w, part.colour, part.heading)
 			}
-			look.item(w, c.Name, conditionWords(c)...)
+			look.Item(w, c.Name, conditionWords(c)...)
 		}
 	}
 	fmt.Fprintln(w)
@@ -149,9 +150,9 @@ func conditionWords(c api.Condition) []string {
 // usageTable prints the sums; VCPU are vCPUs that share CPUs, PCPU are CPUs that
 // a guest has to itself, and are never promised twice.
 func usageTable(w io.Writer, u api.Usage) {
-	row(w, "RESOURCE", "TOTAL", "RESERVED", "RATIO", "USED", "FREE")
-	row(w, "VCPU", u.Total.VCPUs, u.Reserved.VCPUs, u.CPURatio, u.Used.VCPUs, u.Free.VCPUs)
-	row(w, "PCPU", u.Total.PCPUs, u.Reserved.PCPUs, 1, u.Used.PCPUs, u.Free.PCPUs)
-	row(w, "MEMORY_MB", u.Total.MemoryMB, u.Reserved.MemoryMB, u.RAMRatio, u.Used.MemoryMB, u.Free.MemoryMB)
-	row(w, "DISK_GB", u.Total.DiskGB, u.Reserved.DiskGB, u.DskRatio, u.Used.DiskGB, u.Free.DiskGB)
+	screen.Row(w, "RESOURCE", "TOTAL", "RESERVED", "RATIO", "USED", "FREE")
+	screen.Row(w, "VCPU", u.Total.VCPUs, u.Reserved.VCPUs, u.CPURatio, u.Used.VCPUs, u.Free.VCPUs)
+	screen.Row(w, "PCPU", u.Total.PCPUs, u.Reserved.PCPUs, 1, u.Used.PCPUs, u.Free.PCPUs)
+	screen.Row(w, "MEMORY_MB", u.Total.MemoryMB, u.Reserved.MemoryMB, u.RAMRatio, u.Used.MemoryMB, u.Free.MemoryMB)
+	screen.Row(w, "DISK_GB", u.Total.DiskGB, u.Reserved.DiskGB, u.DskRatio, u.Used.DiskGB, u.Free.DiskGB)
 }

@@ -10,6 +10,7 @@ import (
 
 	"berth/agent/api"
 	"berth/internal/fault"
+	"berth/internal/screen"
 	"berth/topology"
 )
 
@@ -64,20 +65,20 @@ func TestStatusTable_IsOneScreen(t *testing.T) {
 		api.Status
 		rows int // of a terminal: 24 are the fewest that one has
 	}{{full, 24}, {well, 30}, {ill, 50}} {
-		for _, look := range []screenful{{width: 80}, {width: 80, colour: true}} {
-			if look.colour && is.Health == api.HealthOK {
+		for _, look := range []screen.Style{{Width: 80}, {Width: 80, Colour: true}} {
+			if look.Colour && is.Health == api.HealthOK {
 				continue // one of the two is enough to look at
 			}
-			var screen bytes.Buffer
-			tabbed(t, &screen, func(w *tabwriter.Writer) { statusTable(w, is.Status, look) })
+			var shown bytes.Buffer
+			tabbed(t, &shown, func(w *tabwriter.Writer) { statusTable(w, is.Status, look) })
 			rows := 0
-			for line := range strings.Lines(screen.String()) {
-				rows += 1 + (len([]rune(strings.TrimRight(line, "\n")))-1)/look.width // as the terminal breaks it
+			for line := range strings.Lines(shown.String()) {
+				rows += 1 + (len([]rune(strings.TrimRight(line, "\n")))-1)/look.Width // as the terminal breaks it
 			}
 			if rows > is.rows {
-				t.Errorf("%d rows, want no more than %d:\n%s", rows, is.rows, &screen)
+				t.Errorf("%d rows, want no more than %d:\n%s", rows, is.rows, &shown)
 			}
-			b.Write(screen.Bytes())
+			b.Write(shown.Bytes())
 			b.WriteString("--\n")
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth/agent/api"
+	"berth/internal/screen"
 	"berth/migration"
 	"berth/migration/conductor"
 )
@@ -56,7 +57,7 @@ func storyTable(w io.Writer, stories []migration.Story) {
 			fmt.Fprintln(w)
 		}
 		fmt.Fprintf(w, "STORY %s\n", s.Name)
-		row(w, "#", "STEP", "ASKS", "STATUS", "UNDO", "KIND")
+		screen.Row(w, "#", "STEP", "ASKS", "STATUS", "UNDO", "KIND")
 		for j, st := range s.Steps {
 			kind := ""
 			switch {
@@ -65,7 +66,7 @@ func storyTable(w io.Writer, stories []migration.Story) {
 			case st.Final:
 				kind = "final"
 			}
-			row(w, j+1, st.Name, st.Asks, st.Status, st.Undo, kind)
+			screen.Row(w, j+1, st.Name, st.Asks, st.Status, st.Undo, kind)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"berth/internal/config"
 	"berth/internal/runtime"
+	"berth/internal/screen"
 	"berth/stream"
 	"berth/systemd"
 )
@@ -81,7 +82,7 @@ func (a *app) streamListCommand() *cobra.Command {
 				lines = append(lines, l)
 			}
 			return a.print(map[string]any{"streams": lines}, func(w io.Writer) {
-				row(w, "MIGRATION", "ATTEMPT", "ROLE", "PEER", "PID", "OPEN", "SENT", "RECEIVED", "IDLE", "REMARK")
+				screen.Row(w, "MIGRATION", "ATTEMPT", "ROLE", "PEER", "PID", "OPEN", "SENT", "RECEIVED", "IDLE", "REMARK")
 				for _, l := range lines {
 					var sent, received uint64
 					for _, c := range l.Channels {
@@ -92,7 +93,7 @@ func (a *app) streamListCommand() *cobra.Command {
 					if remark == "" {
 						remark = l.LastRefusal
 					}
-					row(w, l.Migration, l.Attempt, l.Role, l.Peer, l.PID, l.Open, sent, received, l.Idle.Round(time.Millisecond), remark)
+					screen.Row(w, l.Migration, l.Attempt, l.Role, l.Peer, l.PID, l.Open, sent, received, l.Idle.Round(time.Millisecond), remark)
 				}
 			})
 		},

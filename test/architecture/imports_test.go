@@ -74,6 +74,7 @@ var table = map[string]rule{
 	"internal/store":                 {own: []string{"internal/..."}, third: []string{bolt, "golang.org/x/sys"}, why: "one bbolt file"},
 	"internal/store/storetest":       {own: []string{"internal/..."}, third: []string{"github.com/google/go-cmp"}, why: "a store in memory, and what every store must do"},
 	"internal/config":                {own: []string{"internal/...", "topology", "claims/pci", "claims/flavor", "migration/converge", "migration/options"}, third: []string{"github.com/pelletier/go-toml"}, why: "files to values, also of the pure packages"},
+	"internal/screen":                {own: []string{"internal/visible"}, third: []string{"go.yaml.in/yaml", "golang.org/x/term"}, why: "what is printed: tables, paragraphs, documents; knows nothing of moves"},
 	"internal":                       {own: []string{"internal/..."}, third: []string{"golang.org/x/sys"}, why: "imports none of the house"},
 	"agent/inventory":                {own: []string{"claims/fit", "claims/pci", "topology", "placementclient"}, third: []string{"github.com/google/uuid"}, why: "pure: host, devices and ratios in, provider tree out"},
 	"agent/host/admission":           {own: []string{"agent/host/disks", "driver", "driver/libvirt/domainxml", "topology", "internal/fault"}, why: "what another host's domain XML may name here; asks the hypervisor for other instances' only"},

@@ -1,4 +1,4 @@
-package main
+package screen
 
 import (
 	"bytes"
@@ -8,8 +8,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// writeDocument writes v as JSON, or as YAML with the same fields in the same order.
-func writeDocument(w io.Writer, v any, asYAML bool, indent string) error {
+// Document writes v as JSON, or as YAML with the same fields in the same order.
+func Document(w io.Writer, v any, asYAML bool, indent string) error {
 	var text bytes.Buffer
 	enc := json.NewEncoder(&text)
 	enc.SetEscapeHTML(false)

@@ -1,4 +1,4 @@
-package main
+package screen
 
 import (
 	"fmt"
@@ -12,23 +12,23 @@ import (
 	"golang.org/x/term"
 )
 
-// listing is a table that fits a screen: columns that do not fit are left out, and named.
-type listing struct {
-	columns []string
-	rows    [][]any
-	// spare are the columns that may be left out, the first of them first. A last column
+// Table is a table that fits a screen: columns that do not fit are left out, and named.
+type Table struct {
+	Columns []string
+	Rows    [][]any
+	// Spare are the columns that may be left out, the first of them first. A last column
 	// REMARK is told below the table when it does not fit.
-	spare []string
-	// full is the command that shows all columns.
-	full string
+	Spare []string
+	// Full is the command that shows all columns.
+	Full string
 }
 
 // listColumns is how wide a list may be where no terminal and no COLUMNS says.
 const listColumns = 80
 
-// listWidth is how many columns a list on w may have.
-func listWidth(w io.Writer) int {
-	if f, ok := behind(w).(*os.File); ok {
+// ListWidth is how many columns a list on w may have.
+func ListWidth(w io.Writer) int {
+	if f, ok := Behind(w).(*os.File); ok {
 		if n, _, err := term.GetSize(int(f.Fd())); err == nil && n > 0 {
 			return n
 		}
@@ -39,19 +39,19 @@ func listWidth(w io.Writer) int {
 	return listColumns
 }
 
-// write prints the table within width, which its first column alone may exceed.
-func (l listing) write(w io.Writer, width int) {
+// Write prints the table within width, which its first column alone may exceed.
+func (l Table) Write(w io.Writer, width int) {
 	cells := func(row []any) (out []string) {
 		for _, v := range row {
 			out = append(out, fmt.Sprint(v))
 		}
 		return out
 	}
-	lines := [][]string{l.columns}
-	for _, r := range l.rows {
+	lines := [][]string{l.Columns}
+	for _, r := range l.Rows {
 		lines = append(lines, cells(r))
 	}
-	widths := make([]int, len(l.columns))
+	widths := make([]int, len(l.Columns))
 	for _, line := range lines {
 		for i, text := range line {
 			widths[i] = max(widths[i], utf8.RuneCountInString(text), 1)
@@ -68,11 +68,11 @@ func (l listing) write(w io.Writer, width int) {
 		return sum <= width
 	}
 	// What no row has says nothing.
-	for i := range l.columns {
+	for i := range l.Columns {
 		empty := !slices.ContainsFunc(lines[1:], func(line []string) bool { return line[i] != "" })
-		out[i] = empty && len(l.rows) > 0 && i > 0 && !fits()
+		out[i] = empty && len(l.Rows) > 0 && i > 0 && !fits()
 	}
-	remark := slices.Index(l.columns, "REMARK")
+	remark := slices.Index(l.Columns, "REMARK")
 	below := false
 	if remark >= 0 && !out[remark] && !fits() {
 		// A remark that takes more than a third of the screen stands below.
@@ -81,8 +81,8 @@ func (l listing) write(w io.Writer, width int) {
 		}
 	}
 	var left []string
-	for _, name := range l.spare {
-		if i := slices.Index(l.columns, name); i >= 0 && !out[i] && !fits() {
+	for _, name := range l.Spare {
+		if i := slices.Index(l.Columns, name); i >= 0 && !out[i] && !fits() {
 			out[i] = true
 			left = append(left, name)
 		}
@@ -97,22 +97,22 @@ func (l listing) write(w io.Writer, width int) {
 				kept = append(kept, text)
 			}
 		}
-		row(w, kept...)
+		Row(w, kept...)
 	}
 	if below {
 		fmt.Fprintln(w)
 		for _, line := range lines[1:] {
 			if text := line[remark]; text != "" {
-				for i, part := range fold(line[0]+": "+text, width-2) {
+				for i, part := range Fold(line[0]+": "+text, width-2) {
 					fmt.Fprintln(w, strings.Repeat("  ", min(i, 1))+part)
 				}
 			}
 		}
 	}
 	if len(left) > 0 {
-		text := "not shown: " + strings.Join(left, ", ") + "; " + l.full
+		text := "not shown: " + strings.Join(left, ", ") + "; " + l.Full
 		fmt.Fprintln(w)
-		for _, part := range fold(text, width) {
+		for _, part := range Fold(text, width) {
 			fmt.Fprintln(w, part)
 		}
 	}

@@ -1,4 +1,4 @@
-package main
+package screen_test
 
 import (
 	"bytes"
@@ -6,13 +6,15 @@ import (
 	"testing"
 	"text/tabwriter"
 	"unicode/utf8"
+
+	"berth/internal/screen"
 )
 
-func TestListing_FitsTheScreenOrSaysWhatIsLeftOut(t *testing.T) {
-	l := listing{
-		columns: []string{"INSTANCE", "UUID", "STATE", "TOKEN", "REMARK"},
-		spare:   []string{"UUID", "TOKEN"},
-		full:    "berth instance list -o json has all",
+func TestTable_FitsTheScreenOrSaysWhatIsLeftOut(t *testing.T) {
+	l := screen.Table{
+		Columns: []string{"INSTANCE", "UUID", "STATE", "TOKEN", "REMARK"},
+		Spare:   []string{"UUID", "TOKEN"},
+		Full:    "berth instance list -o json has all",
 	}
 	const long = "moved here, confirm or revert it (6f1c0d6e), conducted by host-m, does not fit, changed by hand"
 	for _, tt := range []struct {
@@ -27,9 +29,13 @@ func TestListing_FitsTheScreenOrSaysWhatIsLeftOut(t *testing.T) {
 		{"no remark, no column", "", 64, []string{"8ccd3f5e", "INSTANCE"}, []string{"REMARK", "not shown"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			l.rows = [][]any{{"web-1", "8ccd3f5e-4bd3-4b3a-8f3a-0b1f0d5f7c11", "running", "held", tt.remark}}
+			l.Rows = [][]any{{"web-1", "8ccd3f5e-4bd3-4b3a-8f3a-0b1f0d5f7c11", "running", "held", tt.remark}}
 			var b bytes.Buffer
-			tabbed(t, &b, func(w *tabwriter.Writer) { l.write(w, tt.width) })
+			w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+			l.Write(w, tt.width)
+			if err := w.Flush(); err != nil {
+				t.Fatal(err)
+			}
 			for line := range strings.Lines(b.String()) {
 				if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > tt.width {
 					t.Errorf("a line of %d columns, want at most %d: %q", n, tt.width, line)
