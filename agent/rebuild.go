@@ -12,6 +12,7 @@ import (
 	"berth/agent/api"
 	"berth/agent/guard"
 	"berth/agent/host"
+	"berth/agent/recovery"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -27,16 +28,6 @@ const (
 	// doubtEvery is how often silent hosts are asked again while guests are in doubt.
 	doubtEvery = 10 * time.Second
 )
-
-// told is what the parties say about all guests in one round.
-type told struct {
-	here    map[string]host.Surveyed    // by instance: libvirt
-	answers []api.Knowledge             // of hosts whose ledgers are whole
-	silent  []string                    // hosts that did not answer, or whose own ledger is not whole, each with why
-	owners  map[string]guard.OwnerState // owner files of this boot
-	placed  map[string]claims.Allocated // what Placement has; absent for unknown
-	project map[string][2]string        // project and user of an allocation
-}
 
 // round asks everybody once, and puts back what can be decided. It gives nil once
 // the ledger is known: all have answered, or those that have not were waited for.
@@ -60,21 +51,21 @@ func (l *ledger) round(ctx context.Context) error {
 	}
 	now := l.a.rt.Boot().Since
 	l.mu.Lock()
-	l.silent = t.silent
+	l.silent = t.Silent
 	if l.since == 0 {
 		l.since = max(now, 1)
 	}
 	waited := now-l.since >= rebuildPatience
 	record := *l.record
 	l.mu.Unlock()
-	if err := l.putBack(ctx, t, record.Behind, len(t.silent) == 0 || waited); err != nil {
+	if err := l.putBack(ctx, t, record.Behind, len(t.Silent) == 0 || waited); err != nil {
 		return err
 	}
-	if len(t.silent) > 0 && !waited {
+	if len(t.Silent) > 0 && !waited {
 		l.a.hardware.apply() // who is refused hears who is waited for
 		return l.state()
 	}
-	for _, s := range t.here {
+	for _, s := range t.Here {
 		if s.Domain != claims.DomainRunning {
 			continue
 		}
@@ -89,10 +80,10 @@ func (l *ledger) round(ctx context.Context) error {
 
 // endLostJobs ends the streams of moves from here that other hosts wait for and that
 // nobody conducts any more: a guest that is still here stays.
-func (l *ledger) endLostJobs(ctx context.Context, t told) (ended bool, err error) {
-	for _, k := range t.answers {
+func (l *ledger) endLostJobs(ctx context.Context, t recovery.Told) (ended bool, err error) {
+	for _, k := range t.Answers {
 		for _, m := range k.Moves {
-			if s, here := t.here[m.Instance]; m.Source != l.a.name || !here || !s.Streams {
+			if s, here := t.Here[m.Instance]; m.Source != l.a.name || !here || !s.Streams {
 				continue
 			}
 			if err := l.a.host.EndLostJob(ctx, migration.Ref{Migration: m.Migration, Instance: m.Instance, Attempt: m.Attempt}); err != nil {
@@ -128,24 +119,24 @@ func (l *ledger) end(ctx context.Context, record rebuildRecord) error {
 
 // ask gathers what the parties say. What libvirt does not say is an error; the others
 // may be silent.
-func (l *ledger) ask(ctx context.Context) (told, error) {
+func (l *ledger) ask(ctx context.Context) (recovery.Told, error) {
 	a := l.a
 	surveyed, err := a.host.Survey(ctx)
 	if err != nil {
-		return told{}, err
+		return recovery.Told{}, err
 	}
-	t := told{here: map[string]host.Surveyed{}, owners: map[string]guard.OwnerState{}, placed: map[string]claims.Allocated{}, project: map[string][2]string{}}
+	t := recovery.Told{Here: map[string]host.Surveyed{}, Owners: map[string]guard.OwnerState{}, Placed: map[string]claims.Allocated{}, Project: map[string][2]string{}}
 	for _, s := range surveyed {
-		t.here[s.Instance.UUID] = s
+		t.Here[s.Instance.UUID] = s
 		if o, ok, _ := a.guardian.files.Owner(s.Instance.UUID); ok {
-			t.owners[s.Instance.UUID] = o.State
+			t.Owners[s.Instance.UUID] = o.State
 		}
 	}
 	listing, cancel := a.rt.WithTimeout(ctx, knownPatience)
 	names, err := auditPeers{a}.Hosts(listing)
 	cancel()
 	if err != nil {
-		t.silent = append(t.silent, "Placement, which knows the hosts: "+err.Error())
+		t.Silent = append(t.Silent, "Placement, which knows the hosts: "+err.Error())
 	}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -157,15 +148,15 @@ func (l *ledger) ask(ctx context.Context) (told, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				t.silent = append(t.silent, name+": "+err.Error())
+				t.Silent = append(t.Silent, name+": "+err.Error())
 				return
 			}
-			t.answers = append(t.answers, k)
+			t.Answers = append(t.Answers, k)
 		})
 	}
 	wg.Wait()
-	slices.Sort(t.silent)
-	slices.SortFunc(t.answers, func(x, y api.Knowledge) int { return strings.Compare(x.Host, y.Host) })
+	slices.Sort(t.Silent)
+	slices.SortFunc(t.Answers, func(x, y api.Knowledge) int { return strings.Compare(x.Host, y.Host) })
 	if err == nil {
 		l.askPlacement(ctx, &t)
 	}
@@ -188,7 +179,7 @@ func (l *ledger) askHost(ctx context.Context, name string) (api.Knowledge, error
 }
 
 // askPlacement reads the allocations of the guests that are here.
-func (l *ledger) askPlacement(ctx context.Context, t *told) {
+func (l *ledger) askPlacement(ctx context.Context, t *recovery.Told) {
 	a := l.a
 	ctx, cancel := a.rt.WithTimeout(ctx, knownPatience)
 	defer cancel()
@@ -200,13 +191,13 @@ func (l *ledger) askPlacement(ctx context.Context, t *told) {
 	for _, p := range tree {
 		mine[p.UUID] = true
 	}
-	for id := range t.here {
+	for id := range t.Here {
 		held, err := a.placement.Allocations(ctx, id)
 		if err != nil {
 			continue
 		}
-		t.placed[id] = allocated(held, mine)
-		t.project[id] = [2]string{held.ProjectID, held.UserID}
+		t.Placed[id] = allocated(held, mine)
+		t.Project[id] = [2]string{held.ProjectID, held.UserID}
 	}
 }
 
@@ -227,32 +218,32 @@ func allocated(held placementclient.Allocations, mine map[string]bool) claims.Al
 
 // putBack judges every guest that is here or in the ledger. Doubts are written only
 // once nobody is waited for: an answer may end them.
-func (l *ledger) putBack(ctx context.Context, t told, behind, doubts bool) error {
+func (l *ledger) putBack(ctx context.Context, t recovery.Told, behind, doubts bool) error {
 	a := l.a
-	ids := slices.Collect(maps.Keys(t.here))
+	ids := slices.Collect(maps.Keys(t.Here))
 	for _, i := range a.tracker.Instances() {
-		if _, here := t.here[i.UUID]; !here {
+		if _, here := t.Here[i.UUID]; !here {
 			ids = append(ids, i.UUID)
 		}
 	}
 	slices.Sort(ids)
 	inDoubt := map[string]string{}
 	for _, id := range ids {
-		g := judge(a.name, id, t, func() (claims.Instance, bool) { return a.tracker.Instance(id) }, behind)
-		if g.verdict == claims.VerdictDoubt {
-			inDoubt[id] = g.why
+		g := recovery.Judge(a.name, id, t, func() (claims.Instance, bool) { return a.tracker.Instance(id) }, behind)
+		if g.Verdict == claims.VerdictDoubt {
+			inDoubt[id] = g.Why
 			if !doubts {
 				continue
 			}
 		}
-		r, put := g.restored(a.name)
+		r, put := g.Restored(a.name)
 		if !put {
 			continue
 		}
 		if err := a.tracker.Restore(ctx, r); err != nil {
 			return fmt.Errorf("put back guest %s: %w", id, err)
 		}
-		a.log.Info("guest judged after the loss of the ledger", "instance", id, "name", r.Instance.Name, "verdict", g.verdict, "why", g.why, "epoch", r.Instance.Token.Epoch)
+		a.log.Info("guest judged after the loss of the ledger", "instance", id, "name", r.Instance.Name, "verdict", g.Verdict, "why", g.Why, "epoch", r.Instance.Token.Epoch)
 	}
 	l.mu.Lock()
 	l.doubts = inDoubt
@@ -266,7 +257,7 @@ func (l *ledger) runDoubts(ctx context.Context) error {
 		if l.anyDoubt() {
 			if t, err := l.ask(ctx); err == nil {
 				l.mu.Lock()
-				l.silent = t.silent
+				l.silent = t.Silent
 				behind := l.record != nil && l.record.Behind
 				l.mu.Unlock()
 				if err := l.putBackDoubts(ctx, t, behind); err != nil {
@@ -304,23 +295,23 @@ func (l *ledger) anyDoubt() bool {
 
 // putBackDoubts judges those in doubt alone: of the others the ledger is the truth
 // again.
-func (l *ledger) putBackDoubts(ctx context.Context, t told, behind bool) error {
+func (l *ledger) putBackDoubts(ctx context.Context, t recovery.Told, behind bool) error {
 	for _, i := range l.a.tracker.Instances() {
 		if i.Token.State != claims.TokenDoubt {
 			continue
 		}
-		g := judge(l.a.name, i.UUID, t, func() (claims.Instance, bool) { return l.a.tracker.Instance(i.UUID) }, behind)
+		g := recovery.Judge(l.a.name, i.UUID, t, func() (claims.Instance, bool) { return l.a.tracker.Instance(i.UUID) }, behind)
 		l.mu.Lock()
-		if l.doubts[i.UUID] = g.why; g.verdict != claims.VerdictDoubt {
+		if l.doubts[i.UUID] = g.Why; g.Verdict != claims.VerdictDoubt {
 			delete(l.doubts, i.UUID)
 		}
 		l.mu.Unlock()
-		if r, put := g.restored(l.a.name); put {
+		if r, put := g.Restored(l.a.name); put {
 			if err := l.a.tracker.Restore(ctx, r); err != nil {
 				return err
 			}
 		}
-		if g.verdict == claims.VerdictNothing {
+		if g.Verdict == claims.VerdictNothing {
 			if err := l.a.tracker.Forget(ctx, i.UUID); err != nil {
 				return err
 			}

@@ -17,6 +17,7 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/host"
+	"berth/agent/recovery"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/internal/store"
@@ -303,12 +304,12 @@ func TestLedger_ARebuildThatIsStoppedAnywhereEndsTheSame(t *testing.T) {
 			Instance: claims.Instance{UUID: id(n), Name: fmt.Sprintf("guest-%d", n), Token: claims.Token{Epoch: epoch}, CreatedAt: time.Unix(1, 0).UTC()},
 		}
 	}
-	said := told{
-		here: map[string]host.Surveyed{
+	said := recovery.Told{
+		Here: map[string]host.Surveyed{
 			id(1): guest(1, claims.DomainRunning, 3), id(2): guest(2, claims.DomainOff, 1), id(3): guest(3, claims.DomainHalfway, 5), id(4): guest(4, claims.DomainLeft, 1),
 		},
-		placed: map[string]claims.Allocated{id(1): claims.AllocatedHere},
-		answers: []api.Knowledge{{
+		Placed: map[string]claims.Allocated{id(1): claims.AllocatedHere},
+		Answers: []api.Knowledge{{
 			Host:      "host-b",
 			Instances: []api.KnownInstance{{UUID: id(4), Token: claims.Token{Epoch: 2, State: claims.TokenHere, Holder: "host-b"}}},
 			Moves: []api.KnownMove{{

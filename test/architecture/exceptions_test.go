@@ -3,7 +3,7 @@ package architecture
 // exceptions are the parts that are larger than their limit, how large each may be, and why. A figure
 // only ever goes down.
 var exceptions = map[string]exception{
-	"files agent":                                   {72, "the fleet's records, hardware, doctor, health and drain are still in it; each becomes a package"},
+	"files agent":                                   {71, "the fleet's records, hardware, doctor, health and drain are still in it; each becomes a package"},
 	"files agent/api":                               {42, "the client and the server share it"},
 	"files agent/host":                              {80, "arrival, departure, recovery and external migrations are still one type; each becomes a package"},
 	"files claims":                                  {33, "one lock and one ledger; what it remembers of moves comes apart next"},
@@ -25,13 +25,13 @@ var exceptions = map[string]exception{
 	"interface agent/reporter.Placement":            {20, "the calls of Placement's API that a report needs"},
 	"interface driver.Driver":                       {17, "the contract of all drivers"},
 	"interface driver/libvirt.Conn":                 {54, "libvirt's calls, which two bindings implement"},
-	"lines agent":                                   {13604, "the fleet's records, hardware, doctor, health and drain are still in it; each becomes a package"},
+	"lines agent":                                   {13370, "the fleet's records, hardware, doctor, health and drain are still in it; each becomes a package"},
 	"lines agent/host":                              {17000, "arrival, departure, recovery and external migrations are still one type; each becomes a package"},
 	"lines claims":                                  {6200, "one lock and one ledger; what it remembers of moves comes apart next"},
 	"lines cmd/berth":                               {9600, "the command line: groups of commands become types, printing comes apart from asking"},
 	"lines migration/conductor":                     {8700, "workflows and the engine that drives them become two packages"},
 	"lines placement":                               {6900, "an embedded Placement: one handler for each resource of its API"},
-	"methods agent.Agent":                           {96, "tasks still hold the whole agent; each becomes a package"},
+	"methods agent.Agent":                           {95, "tasks still hold the whole agent; each becomes a package"},
 	"methods agent/api.Client":                      {75, "one method for each public route; operations are asked by Ask"},
 	"methods agent/host.Host":                       {452, "arrival, departure, recovery and external migrations are still one type; each becomes a package"},
 	"methods claims.Tracker":                        {166, "one lock and one ledger; what it remembers of moves comes apart next"},

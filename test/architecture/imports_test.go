@@ -103,6 +103,7 @@ var table = map[string]rule{
 	"agent/inventory/providerconfig": {own: []string{"agent/inventory", "placementclient"}, third: []string{"go.yaml.in/yaml"}, why: "pure: a file's bytes in, what it adds to providers out"},
 	"agent/bundle":                   {why: "pure: documents and texts in, an archive without secrets out"},
 	"agent/death":                    {own: []string{"agent/host/hooks", "fleet", "migration", "migration/conductor", "internal/..."}, why: "what proves that a host is dead; ends no instance and starts none"},
+	"agent/recovery":                 {own: []string{"agent/api", "agent/guard", "agent/host", "claims", "migration"}, why: "pure: what was told of an instance in, what is put back out"},
 	"agent/doctor":                   {own: []string{"agent/api", "agent/host/hooks", "driver", "fleet", "placementclient", "systemd", "topology", "internal/..."}, third: []string{"golang.org/x/sys"}, why: "looks at a host and says what helps; changes nothing"},
 	"agent/drawing":                  {own: []string{"topology", "internal/visible"}, why: "pure: a host and its claims in, a picture out"},
 	"agent/lease":                    {own: []string{"agent/api", "agent/witness", "fleet", "internal/..."}, why: "a lease and a watchdog; ends no instance and starts none"},

@@ -1,4 +1,7 @@
-package agent
+// Package recovery judges what becomes of each instance after its host's ledger was lost: what libvirt,
+// other hosts, owner files and Placement say goes in, what is put back into the ledger comes out. It
+// asks nobody and writes nothing; the table of verdicts is claims.Facts.Judge.
+package recovery
 
 import (
 	"cmp"
@@ -10,12 +13,22 @@ import (
 	"berth/migration"
 )
 
-// judged is one guest of a lost ledger: the facts, the verdict on them, and what is
+// Told is what the parties say about all guests in one round.
+type Told struct {
+	Here    map[string]host.Surveyed    // by instance: libvirt
+	Answers []api.Knowledge             // of hosts whose ledgers are whole
+	Silent  []string                    // hosts that did not answer, or whose own ledger is not whole, each with why
+	Owners  map[string]guard.OwnerState // owner files of this boot
+	Placed  map[string]claims.Allocated // what Placement has; absent for unknown
+	Project map[string][2]string        // project and user of an allocation
+}
+
+// Judged is one guest of a lost ledger: the facts, the verdict on them, and what is
 // needed to put it back.
-type judged struct {
+type Judged struct {
 	facts   claims.Facts
-	verdict claims.Verdict
-	why     string
+	Verdict claims.Verdict
+	Why     string
 
 	survey host.Surveyed // zero for a guest that libvirt does not have
 	there  bool
@@ -29,16 +42,16 @@ type judged struct {
 	ids    [2]string     // project and user, by Placement
 }
 
-// judge joins what was told of one guest. It is a function of values: record is read
+// Judge joins what was told of one guest. It is a function of values: record is read
 // once.
-func judge(self, id string, t told, record func() (claims.Instance, bool), behind bool) judged {
-	g := judged{}
-	g.survey, g.there = t.here[id]
+func Judge(self, id string, t Told, record func() (claims.Instance, bool), behind bool) Judged {
+	g := Judged{}
+	g.survey, g.there = t.Here[id]
 	g.record, g.known = record()
-	g.ids = t.project[id]
+	g.ids = t.Project[id]
 	g.facts = claims.Facts{Domain: claims.DomainNone, Record: claims.RecordNone, Others: claims.OthersNone, Way: claims.WayNone, Allocated: claims.AllocatedUnknown}
 	f := &g.facts
-	if where, ok := t.placed[id]; ok {
+	if where, ok := t.Placed[id]; ok {
 		f.Allocated = where
 	}
 	if g.known {
@@ -78,19 +91,19 @@ func judge(self, id string, t told, record func() (claims.Instance, bool), behin
 		if g.token.Epoch < max(g.epoch, g.given.Epoch) || f.Domain != claims.DomainRunning && g.token.Epoch+1 < g.survey.Instance.Token.Epoch {
 			f.Others = claims.OthersLower
 		}
-	} else if len(t.silent) > 0 {
+	} else if len(t.Silent) > 0 {
 		f.Others = claims.OthersSilent
 	}
 	f.Managed = g.survey.Marked || g.known || g.owner != "" || g.given.Epoch > 0 || f.Way != claims.WayNone ||
-		f.Allocated == claims.AllocatedHere || t.owners[id] != "" && t.owners[id] != guard.OwnerGone
-	g.verdict, g.why = f.Judge()
+		f.Allocated == claims.AllocatedHere || t.Owners[id] != "" && t.Owners[id] != guard.OwnerGone
+	g.Verdict, g.Why = f.Judge()
 	return g
 }
 
 // hear takes the words of the other hosts about one guest: the highest epoch is
 // right.
-func (g *judged) hear(self, id string, t told) {
-	for _, k := range t.answers {
+func (g *Judged) hear(self, id string, t Told) {
+	for _, k := range t.Answers {
 		for _, i := range k.Instances {
 			if i.UUID != id {
 				continue
@@ -128,8 +141,8 @@ func (g *judged) hear(self, id string, t told) {
 	}
 }
 
-// restored is what is put back; false where nothing is.
-func (g judged) restored(self string) (claims.Restored, bool) {
+// Restored is what is put back; false where nothing is.
+func (g Judged) Restored(self string) (claims.Restored, bool) {
 	out := claims.Restored{Instance: g.survey.Instance, Found: g.survey.Found}
 	if g.known {
 		out.Instance = g.record
@@ -143,7 +156,7 @@ func (g judged) restored(self string) (claims.Restored, bool) {
 	if !g.there {
 		// Of a guest that libvirt does not have nothing is counted; a token that is
 		// somebody else's by a higher epoch is not this host's any more.
-		if !g.known || g.verdict != claims.VerdictElsewhere {
+		if !g.known || g.Verdict != claims.VerdictElsewhere {
 			return claims.Restored{}, false
 		}
 		out.Instance.Token, out.Absent = g.elsewhere(), true
@@ -157,7 +170,7 @@ func (g judged) restored(self string) (claims.Restored, bool) {
 			out.Finished = g.move.Finished && g.move.Context != nil && g.given.Epoch > 0
 		}
 	}
-	switch g.verdict {
+	switch g.Verdict {
 	case claims.VerdictKeep:
 		switch g.record.Token.State {
 		case claims.TokenSurrendered:
@@ -198,13 +211,13 @@ func (g judged) restored(self string) (claims.Restored, bool) {
 }
 
 // elsewhere is the token by the word of the host that has it.
-func (g judged) elsewhere() claims.Token {
+func (g Judged) elsewhere() claims.Token {
 	return claims.Token{Epoch: g.token.Epoch, State: claims.TokenSurrendered, Holder: g.owner, Migration: g.token.Migration}
 }
 
 // leave puts back what this host keeps of a guest that a cold move took to the token's
 // holder, by the holder's word that it waits there.
-func (g judged) leave(out *claims.Restored, k claims.Token) {
+func (g Judged) leave(out *claims.Restored, k claims.Token) {
 	m := g.move
 	if !m.Finished || m.Context == nil || m.Source != m.Context.Source || m.Destination != k.Holder || m.Migration != k.Migration {
 		return
@@ -218,7 +231,7 @@ func (g judged) leave(out *claims.Restored, k claims.Token) {
 
 // wait puts back that a guest of this host, whose record was not lost, waits to have
 // confirmed what brought it, by the word of the host that it came from.
-func (g judged) wait(out *claims.Restored, bring func()) {
+func (g Judged) wait(out *claims.Restored, bring func()) {
 	if k := g.record.Token; g.move.Finished && g.given == (claims.Token{Epoch: k.Epoch, State: claims.TokenSurrendered, Holder: k.Holder, Migration: k.Migration}) {
 		bring()
 	}

@@ -1,4 +1,4 @@
-package agent
+package recovery
 
 import (
 	"testing"
@@ -87,26 +87,26 @@ func TestJudge_JoinsWhatWasTold(t *testing.T) {
 		{name: "the record before the last, and nobody knows", survey: guest(left, 1), behind: true, record: token(5, claims.TokenHere, "me"), want: claims.VerdictDoubt, token: token(5, claims.TokenDoubt, "")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			said := told{here: map[string]host.Surveyed{id: c.survey}, answers: c.answers, owners: map[string]guard.OwnerState{}, placed: map[string]claims.Allocated{}}
+			said := Told{Here: map[string]host.Surveyed{id: c.survey}, Answers: c.answers, Owners: map[string]guard.OwnerState{}, Placed: map[string]claims.Allocated{}}
 			if c.absent {
-				delete(said.here, id)
+				delete(said.Here, id)
 			}
 			if c.placed != 0 {
-				said.placed[id] = c.placed
+				said.Placed[id] = c.placed
 			}
 			if c.owner != "" {
-				said.owners[id] = c.owner
+				said.Owners[id] = c.owner
 			}
 			if c.silent {
-				said.silent = []string{"c: no answer"}
+				said.Silent = []string{"c: no answer"}
 			}
-			g := judge("me", id, said, func() (claims.Instance, bool) {
+			g := Judge("me", id, said, func() (claims.Instance, bool) {
 				return claims.Instance{UUID: id, Name: "g", Token: c.record}, c.record.State != ""
 			}, c.behind)
-			if g.verdict != c.want {
-				t.Fatalf("%s (%s) by %+v, want %s", g.verdict, g.why, g.facts, c.want)
+			if g.Verdict != c.want {
+				t.Fatalf("%s (%s) by %+v, want %s", g.Verdict, g.Why, g.facts, c.want)
 			}
-			r, put := g.restored("me")
+			r, put := g.Restored("me")
 			if put != (c.want != claims.VerdictStranger) {
 				t.Fatalf("put back: %v", put)
 			}
@@ -153,13 +153,13 @@ func TestJudge_PutsBackWhatWaitsToBeConfirmed(t *testing.T) {
 		{"the destination's, which has got it again since", "b", claims.DomainRunning, claims.Token{Epoch: 4, State: claims.TokenHere, Holder: "b"}, []api.Knowledge{kept}, claims.Restored{}},
 	} {
 		survey := host.Surveyed{Domain: tt.domain, Marked: true, Instance: claims.Instance{UUID: id, Name: "g", Token: claims.Token{Epoch: 1}}}
-		said := told{here: map[string]host.Surveyed{id: survey}, answers: tt.answers, owners: map[string]guard.OwnerState{}, placed: map[string]claims.Allocated{}}
-		g := judge(tt.self, id, said, func() (claims.Instance, bool) {
+		said := Told{Here: map[string]host.Surveyed{id: survey}, Answers: tt.answers, Owners: map[string]guard.OwnerState{}, Placed: map[string]claims.Allocated{}}
+		g := Judge(tt.self, id, said, func() (claims.Instance, bool) {
 			return claims.Instance{UUID: id, Name: "g", Token: tt.record}, tt.record.State != ""
 		}, false)
-		got, put := g.restored(tt.self)
+		got, put := g.Restored(tt.self)
 		if !put {
-			t.Errorf("%s: nothing is put back: %s (%s)", tt.name, g.verdict, g.why)
+			t.Errorf("%s: nothing is put back: %s (%s)", tt.name, g.Verdict, g.Why)
 		}
 		if k := got.Instance.Token; (k.State == claims.TokenHere) != (tt.self == "b") || k.Epoch < 2 {
 			t.Errorf("%s: token %+v", tt.name, k)
