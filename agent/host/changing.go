@@ -100,19 +100,3 @@ func (g changedGuests) Definition(guest migration.Guest, w migration.Wanted, c c
 }
 
 func (g changedGuests) Relax(ctx context.Context) { g.h.relax(ctx) }
-
-// What follows are the short names of moves that make disks anew.
-
-func (h *Host) buildDisk(ctx context.Context, ref migration.Ref, d *changedDisk, image *migration.Image) error {
-	return h.bench.Build(ctx, ref, d, image)
-}
-
-func (h *Host) stopCopies(ctx context.Context, ref migration.Ref) error {
-	return h.bench.Stop(ctx, ref)
-}
-
-func (h *Host) spaceFor(no *refusal, path string, bytes int64) error {
-	return h.bench.Room(&no.Refusal, path, bytes)
-}
-
-func mayReplace(d domainxml.Disk) error { return remake.MayReplace(d) }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"berth/agent/host/disks"
+	"berth/agent/host/streams"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
@@ -57,7 +58,7 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 	}
 	no.add(fault.Forbidden, sameHost(c.Source, here)...)
 	no.add(fault.Forbidden, pairReasons(c.Source, here, doc.emulated())...)
-	no.add(fault.Forbidden, transportReasons(c.Source, here)...)
+	no.add(fault.Forbidden, streams.Differ(c.Source, here)...)
 	if here.Transport == migration.TransportStream {
 		no.add(fault.Forbidden, userReasons(doc, node, h.o.Name)...)
 	}
@@ -367,7 +368,7 @@ func (h *Host) checkSource(ctx context.Context, ref migration.Ref, a migration.C
 	if err != nil {
 		return migration.SourceAnswer{}, err
 	}
-	if inFlight(job) && !h.ownStream(ref) {
+	if inFlight(job) && !h.streams.Watches(ref) {
 		no.add(fault.Busy, fault.Reason{Code: "job_in_flight", Message: "libvirt has a job for the guest in flight that is not this migration's", Change: "wait for it, or virsh domjobabort " + g.Name})
 	}
 	if err := no.take(h.nothingSaved(ctx, driver.Domain{UUID: ref.Instance, Name: g.Name})); err != nil {

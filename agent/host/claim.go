@@ -6,6 +6,7 @@ import (
 	"berth/agent/host/allocation"
 	"berth/agent/host/attempts"
 	"berth/agent/host/memory"
+	"berth/agent/host/streams"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -105,7 +106,7 @@ func (h *Host) renewClaim(ctx context.Context, ref migration.Ref) error {
 	o := h.attempts.Owner(ref)
 	if c, ok := h.tracker.ByOwner(o); ok && c.State != claims.Pending {
 		if o.Kind == claims.KindLiveMigration {
-			h.keepArrival(ctx, ref, streamLease)
+			h.streams.KeepArrival(ctx, ref, streams.Lease)
 		}
 		return nil
 	}
@@ -136,7 +137,7 @@ func (h *Host) abortClaim(ctx context.Context, ref migration.Ref) error {
 		if c.State == claims.Bound || h.arrived(ref) {
 			return fault.New(fault.Forbidden, "the guest has arrived: its token is here")
 		}
-		if err := h.closeStream(ctx, ref); err != nil {
+		if err := h.streams.End(ctx, ref); err != nil {
 			return err
 		}
 		// Nothing can arrive any more: the job's end is the source's to see and
@@ -235,11 +236,11 @@ func (h *Host) dropContext(ctx context.Context, ref migration.Ref) error {
 	if c, ok := h.tracker.Committed(ref.Migration); ok {
 		return fault.New(fault.Forbidden, "its token has left to %s", c.To)
 	}
-	if err := h.closeStream(ctx, ref); err != nil {
+	if err := h.streams.End(ctx, ref); err != nil {
 		return err
 	}
 	// Nobody asks for a stream without a context, so nothing writes these again.
-	if err := h.forgetStream(ctx, ref); err != nil {
+	if err := h.streams.Forget(ctx, ref); err != nil {
 		return err
 	}
 	return h.tracker.DropContext(ctx, memory.At(ref, operation.StepContext))

@@ -53,7 +53,7 @@ func (h *Host) cleanUpSource(ctx context.Context, ref migration.Ref) error {
 	if err := h.endSource(ctx, ref); err != nil {
 		return err
 	}
-	if err := h.closeStream(ctx, ref); err != nil {
+	if err := h.streams.End(ctx, ref); err != nil {
 		return err
 	}
 	if asked.Found {
@@ -78,7 +78,7 @@ func (h *Host) cleanUpSource(ctx context.Context, ref migration.Ref) error {
 
 // forgetMigration drops everything that verbs of a migration remembered here.
 func (h *Host) forgetMigration(ctx context.Context, ref migration.Ref) error {
-	if err := h.forgetStream(ctx, ref); err != nil {
+	if err := h.streams.Forget(ctx, ref); err != nil {
 		return err
 	}
 	return h.tracker.ForgetMigration(ctx, ref.Migration)

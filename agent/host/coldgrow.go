@@ -6,6 +6,7 @@ import (
 
 	"berth/agent/host/disks"
 	"berth/agent/host/fileusers"
+	"berth/agent/host/remake"
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 	"berth/migration"
@@ -49,7 +50,7 @@ func (h *Host) growDisks(ctx context.Context, ref migration.Ref, rec *coldPrepar
 func (h *Host) growShared(ctx context.Context, ref migration.Ref, rec *coldPreparation, d domainxml.Disk, size int64) error {
 	i := slices.IndexFunc(rec.Grown, func(c changedDisk) bool { return c.Target == d.Target })
 	if i < 0 {
-		if err := mayReplace(d); err != nil {
+		if err := remake.MayReplace(d); err != nil {
 			return err
 		}
 		r, err := h.files.PlanReplace(ref.Migration, disks.PartName(ref.Attempt, d.Target), d.Source)
@@ -63,7 +64,7 @@ func (h *Host) growShared(ctx context.Context, ref migration.Ref, rec *coldPrepa
 	}
 	one := &rec.Grown[i]
 	if one.Stamp == nil {
-		if err := h.buildDisk(ctx, ref, one, nil); err != nil {
+		if err := h.bench.Build(ctx, ref, one, nil); err != nil {
 			return err
 		}
 		if err := h.memory.Remember(ctx, ref, memoryPreparedCold, *rec); err != nil {
@@ -79,7 +80,7 @@ func (h *Host) putBackGrown(ctx context.Context, ref migration.Ref, rec *coldPre
 	if len(rec.Grown) == 0 || rec.PutBack {
 		return nil
 	}
-	if err := h.stopCopies(ctx, ref); err != nil {
+	if err := h.bench.Stop(ctx, ref); err != nil {
 		return err
 	}
 	for _, d := range slices.Backward(rec.Grown) {
@@ -160,7 +161,7 @@ func (h *Host) checkGrown(no *refusal, g migration.Guest, shared []string, grow 
 		if err != nil {
 			return err
 		}
-		if err := h.spaceFor(no, g.Disks[i].Path, bytes); err != nil {
+		if err := h.bench.Room(&no.Refusal, g.Disks[i].Path, bytes); err != nil {
 			return err
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	demands "berth/agent/host/demand"
+
 	"berth/agent/host/allocation"
 	"berth/agent/host/disks"
 	"berth/claims"
@@ -142,7 +144,7 @@ func (h *Host) planCreate(ctx context.Context, req CreateRequest) (createPlan, e
 	if err != nil {
 		return createPlan{}, err
 	}
-	p.wants = h.demandOf(req.Flavor, &no)
+	p.wants = demands.Of(req.Flavor, nil, h.aliases(), &no.Refusal)
 	if err := h.documentDemand(&no, req, &p.wants); err != nil {
 		return createPlan{}, err
 	}

@@ -215,7 +215,7 @@ func needsDomain(s attemptState) bool {
 
 // streamTraces reads whether a guest has left by a stream, or one is under way.
 func (h *Host) streamTraces(ctx context.Context, ref migration.Ref) (left, inFlightNow, active bool, err error) {
-	own := h.ownStream(ref)
+	own := h.streams.Watches(ref)
 	known, err := h.streams.Known(ref)
 	if err != nil {
 		return false, false, false, err

@@ -6,6 +6,7 @@ import (
 
 	"berth/agent/host/hooks"
 	"berth/agent/host/memory"
+	"berth/agent/host/streams"
 	"berth/claims"
 	"berth/driver"
 	"berth/driver/libvirt/domainxml"
@@ -18,7 +19,7 @@ import (
 // domain: a job seen over beside a domain that has its memory cannot become
 // another.
 func (h *Host) sourceState(ctx context.Context, ref migration.Ref) (sourceState, error) {
-	own := h.ownStream(ref) // before the record that its end leaves
+	own := h.streams.Watches(ref) // before the record that its end leaves
 	known, err := h.streams.Known(ref)
 	if err != nil {
 		return sourceState{}, err
@@ -36,7 +37,7 @@ func (h *Host) sourceState(ctx context.Context, ref migration.Ref) (sourceState,
 		s.under = s.under || inFlight(job)
 	}
 	s.domain, s.exists, err = h.domain(ctx, ref.Instance)
-	if err == nil && s.exists && h.leftOnRecord(ctx, ref, s.domain, s.asked, s.result) {
+	if err == nil && s.exists && h.streams.LeftOnRecord(ctx, ref, s.domain, s.asked, s.result) {
 		s.result = resultLeft
 	}
 	return s, err
@@ -112,11 +113,11 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 			return err
 		}
 		what, why := decide(s)
-		if s.unsettled() && (active || !h.toldOff(ref)) && s.word != migration.WordSource {
+		if s.unsettled() && (active || !h.streams.ToldOff(ref)) && s.word != migration.WordSource {
 			// It may have left: the conductor looks again, and asks the destination first.
 			return fault.New(fault.InDoubt, "the domain went off while it was looked at, for a reason that settles nothing")
 		}
-		if s.held() && !h.toldOff(ref) && s.word != migration.WordSource {
+		if s.held() && !h.streams.ToldOff(ref) && s.word != migration.WordSource {
 			return fault.New(fault.InDoubt, "the guest stands still since its second job, which may have let it run at the destination")
 		}
 		active = active || s.exists && s.domain.Active()
@@ -132,7 +133,7 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 		if h.tracker.CommitRefused(ref.Migration, ref.Attempt) {
 			return nil // decided before, when its own job was over: this one is a later attempt's
 		}
-		if !found && !h.ownStream(ref) {
+		if !found && !h.streams.Watches(ref) {
 			// The job is not this migration's: not this undo's to abort.
 			return fault.New(fault.Busy, "a job that nobody here asked for is in flight")
 		}
@@ -144,7 +145,7 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 		if turn > 0 {
 			// It was told a second ago: libvirt waits for a network that is silent. Its
 			// connections end here, and the job with them.
-			if err := h.closeStream(ctx, ref); err != nil {
+			if err := h.streams.End(ctx, ref); err != nil {
 				return err
 			}
 		}
@@ -152,7 +153,7 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 			return fault.New(fault.Unavailable, "the job has not ended yet: %w", err)
 		}
 	}
-	if err := h.closeStream(ctx, ref); err != nil {
+	if err := h.streams.End(ctx, ref); err != nil {
 		return err
 	}
 	// Again: a hypervisor that hung may have taken up the call of an agent that is dead
@@ -267,7 +268,7 @@ func (h *Host) destinationStatus(ctx context.Context, ref migration.Ref) (migrat
 	if err != nil {
 		return st, wrap(err, "status of migration %s on %s", ref.Migration, h.o.Name)
 	}
-	st.Domain = view(d, exists)
+	st.Domain = streams.View(d, exists)
 	st.Ledger = migration.LedgerElsewhere
 	inst, known := h.tracker.Instance(ref.Instance)
 	here := known && inst.Token.State == claims.TokenHere
@@ -299,7 +300,7 @@ func (h *Host) finishDestination(ctx context.Context, ref migration.Ref) error {
 		return nil // done before, and its records are gone
 	}
 	if h.attempts.GoneOn(ref) {
-		if err := h.closeStream(ctx, ref); err != nil {
+		if err := h.streams.End(ctx, ref); err != nil {
 			return err
 		}
 		return h.tracker.ForgetMigration(ctx, ref.Migration)
@@ -322,7 +323,7 @@ func (h *Host) finishDestination(ctx context.Context, ref migration.Ref) error {
 	if _, err := h.tracker.Bind(ctx, h.attempts.Owner(ref)); err != nil {
 		return err
 	}
-	if err := h.closeStream(ctx, ref); err != nil {
+	if err := h.streams.End(ctx, ref); err != nil {
 		return err
 	}
 	// libvirt's own autostart would start it without asking who owns it; the

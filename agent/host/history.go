@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 
+	"berth/agent/host/streams"
 	"berth/driver"
 	"berth/migration"
 )
@@ -40,6 +41,6 @@ func (s sourceState) held() bool {
 // for whose end nobody knows: its QEMU may have died before the guest had left, or just
 // after. The conductor's table asks the destination (SourceOff there).
 func (s sourceState) unsettled() bool {
-	return s.exists && s.domain.State == driver.ShutOff && !endedOrLeft(s.domain.Reason) && s.asked &&
+	return s.exists && s.domain.State == driver.ShutOff && !streams.Settles(s.domain.Reason) && s.asked &&
 		(s.result == resultNone || s.result == resultLost)
 }

@@ -46,7 +46,7 @@ func (h *Host) endLostJob(ctx context.Context, ref migration.Ref) error {
 		case turn == 0:
 			h.log.Warn("end a migration whose journal is lost, while the guest is here", "instance", ref.Instance, "migration", ref.Migration)
 		case turn == 2:
-			if err := h.closeStream(ctx, ref); err != nil {
+			if err := h.streams.End(ctx, ref); err != nil {
 				return err
 			}
 		}

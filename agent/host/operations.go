@@ -65,7 +65,7 @@ func (h *Host) handlers() operation.Handlers {
 		operation.DropContext.By(h.dropContext),
 		operation.StartStream.By(h.streams.Start),
 		operation.StreamStatus.By(h.streamStatus),
-		operation.TuneStream.By(h.tuneStream),
+		operation.TuneStream.By(h.streams.Tune),
 		operation.Commit.By(h.commit),
 		operation.Reclaim.By(h.reclaim),
 		operation.CleanUpSource.By(h.cleanUpSource),

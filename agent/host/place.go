@@ -16,11 +16,6 @@ import (
 // demand is what a guest asks of a host beyond disks.
 type demand = demands.Demand
 
-// demandOf is stage one: what a flavor asks for, in the words of claims.
-func (h *Host) demandOf(f topology.Flavor, no *refusal) demand {
-	return demands.Of(f, nil, h.aliases(), &no.Refusal)
-}
-
 func (h *Host) aliases() []flavor.Alias {
 	if h.o.Aliases == nil {
 		return nil

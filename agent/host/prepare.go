@@ -89,7 +89,7 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 		// itself: nothing may come by it then.
 		keep, cancel := h.rt.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 		defer cancel()
-		return none, errors.Join(err, h.closeStream(keep, ref))
+		return none, errors.Join(err, h.streams.End(keep, ref))
 	}
 	rec.Prepared = &prepared
 	if err := h.memory.Remember(ctx, ref, memoryPrepared, rec); err != nil {
@@ -204,7 +204,7 @@ func (h *Host) notArrived(_ context.Context, ref migration.Ref) error {
 // rollbackPreLiveMigration does operation.RollbackPreLiveMigration.
 func (h *Host) rollbackPreLiveMigration(ctx context.Context, ref migration.Ref) error {
 	// Before the look at what is here: through it nothing comes after that.
-	if err := h.closeStream(ctx, ref); err != nil {
+	if err := h.streams.End(ctx, ref); err != nil {
 		return err
 	}
 	if err := h.endCopy(ctx, ref); err != nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	demands "berth/agent/host/demand"
+
 	"github.com/google/uuid"
 
 	"berth/agent/host/allocation"
@@ -16,7 +18,7 @@ import (
 // fault.Invalid with every reason for one that nobody could serve.
 func (h *Host) Demand(f topology.Flavor) (migration.RoomRequest, error) {
 	var no refusal
-	d := h.demandOf(f, &no)
+	d := demands.Of(f, nil, h.aliases(), &no.Refusal)
 	return migration.RoomRequest{Flavor: f, Resources: d.Resources, Topology: d.Topology, Devices: d.PCI}, no.err("flavor %s", f.Name)
 }
 
@@ -30,7 +32,7 @@ func (h *Host) Room(ctx context.Context, r migration.RoomRequest) (migration.Roo
 	}
 	d := demand{Resources: r.Resources, Topology: r.Topology, PCI: r.Devices}
 	if r.Instance == "" {
-		d = h.demandOf(r.Flavor, &no)
+		d = demands.Of(r.Flavor, nil, h.aliases(), &no.Refusal)
 	} else if uuid.Validate(r.Instance) != nil {
 		return migration.RoomAnswer{}, fault.New(fault.Invalid, "room on %s: instance %q: want a uuid", h.o.Name, r.Instance)
 	}

@@ -81,11 +81,6 @@ func (h *Host) RecoverPostCopy(ctx context.Context, ref migration.Ref, s migrati
 	return h.streams.RecoverPostCopy(ctx, ref, s)
 }
 
-// tuneStream does operation.TuneStream.
-func (h *Host) tuneStream(ctx context.Context, ref migration.Ref, t migration.Tuning) error {
-	return h.streams.Tune(ctx, ref, t)
-}
-
 // openArrival starts the stream by which a guest comes, and says in p how. One that
 // somebody else sends comes by what that tool has.
 func (h *Host) openArrival(ctx context.Context, ref migration.Ref, c claims.Claim, source string, postCopy bool, p *migration.Prepared) error {
@@ -155,42 +150,11 @@ func (g leavingGuests) Copied(text string, targets []string) ([]disks.Moved, err
 	return out, nil
 }
 
-// What follows are the verbs' short names for package streams and for what it asks of a
-// domain.
-
-const streamLease = streams.Lease
-
 type secLabel = streams.SecLabel
-
-func (h *Host) ownStream(ref migration.Ref) bool { return h.streams.Watches(ref) }
-
-func (h *Host) forgetStream(ctx context.Context, ref migration.Ref) error {
-	return h.streams.Forget(ctx, ref)
-}
-
-func (h *Host) closeStream(ctx context.Context, ref migration.Ref) error {
-	return h.streams.End(ctx, ref)
-}
-
-func (h *Host) keepArrival(ctx context.Context, ref migration.Ref, lease time.Duration) {
-	h.streams.KeepArrival(ctx, ref, lease)
-}
-
-func (h *Host) leftOnRecord(ctx context.Context, ref migration.Ref, d driver.Domain, asked bool, got result) bool {
-	return h.streams.LeftOnRecord(ctx, ref, d, asked, got)
-}
-
-func (h *Host) toldOff(ref migration.Ref) bool { return h.streams.ToldOff(ref) }
-
-func transportReasons(source, dest migration.Description) []fault.Reason {
-	return streams.Differ(source, dest)
-}
 
 func userReasons(doc document, node driver.Node, host string) []fault.Reason {
 	return streams.UserReasons(doc.SecLabels, node, host)
 }
-
-func endedOrLeft(r driver.Reason) bool { return streams.Settles(r) }
 
 // wholeHere refuses what must wait until all of a guest's memory is in one place.
 func wholeHere(d driver.Domain, exists bool) error {
@@ -202,5 +166,3 @@ func wholeHere(d driver.Domain, exists bool) error {
 	}
 	return nil
 }
-
-func view(d driver.Domain, exists bool) migration.DomainView { return streams.View(d, exists) }

@@ -299,7 +299,7 @@ func (h *Host) forgetArrival(ctx context.Context, ref migration.Ref) error {
 			return err
 		}
 	}
-	if err := h.closeStream(ctx, ref); err != nil {
+	if err := h.streams.End(ctx, ref); err != nil {
 		return err
 	}
 	if err := h.nameLeftDisks(ctx, ref); err != nil {
