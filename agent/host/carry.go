@@ -364,7 +364,7 @@ func (h *Host) carryVolumes(ctx context.Context, ref migration.Ref, v migration.
 		return err
 	}
 	// That its files are the same ones the other host says alone.
-	if err := h.admitCarried(ctx, kept, v.Attached); err != nil {
+	if err := h.gate.AdmitCarried(ctx, kept, v.Attached); err != nil {
 		return err
 	}
 	next, err := withVolumes(kept, was.Definition, v)

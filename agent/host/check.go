@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"berth/agent/host/admission"
 	"berth/agent/host/disks"
 	"berth/agent/host/streams"
 	"berth/claims"
@@ -104,7 +105,7 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 	if err := h.checkConnections(ctx, &no, g.XML); err != nil {
 		return migration.CheckAnswer{}, err
 	}
-	unadmitted, err := h.admit(ctx, g.UUID, unclaimed, g.XML, g.Definition)
+	unadmitted, err := h.gate.Admit(ctx, g.UUID, admission.Unclaimed, g.XML, g.Definition)
 	if err != nil {
 		return migration.CheckAnswer{}, err
 	}

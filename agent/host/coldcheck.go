@@ -75,9 +75,9 @@ func (h *Host) checkColdDestination(ctx context.Context, ref migration.Ref, c mi
 		no.add(fault.Forbidden, sameHost(c.Source, here)...)
 		no.add(fault.Forbidden, coldPairReasons(c.Source, here)...)
 		no.add(fault.Forbidden, own.bound(g.Assignment)...)
-		shipped := unclaimed
+		shipped := admission.Unclaimed
 		shipped.Below = below(g.Disks)
-		unadmitted, err := h.admit(ctx, g.UUID, shipped, g.Definition)
+		unadmitted, err := h.gate.Admit(ctx, g.UUID, shipped, g.Definition)
 		if err != nil {
 			return none, err
 		}
@@ -421,7 +421,7 @@ func (h *Host) shippable(ctx context.Context, no *refusal, g migration.Guest, ta
 		}
 	}
 	policy := admission.Policy{Host: destination, Allowed: admission.Allowed{Paths: []string{"/"}}}
-	silent := readImages(ctx, h.files, h.volumePath, &policy)
+	silent := h.gate.ReadImages(ctx, &policy)
 	for _, r := range admission.CheckImages(doc, policy, nil) {
 		if r.Code == "image_unread" {
 			no.add(fault.Forbidden, r)

@@ -54,7 +54,7 @@ func (h *Host) finishResize(ctx context.Context, ref migration.Ref) error {
 func (h *Host) makeLive(ctx context.Context, ref migration.Ref, rec coldPreparation) error {
 	// Headers on shared storage may have changed since they were admitted, and a pool may have been
 	// inactive. An instance that comes shut off is read too: its user starts it.
-	if err := h.admitImages(ctx, ref.Instance, rec.Definition); err != nil {
+	if err := h.gate.AdmitImages(ctx, ref.Instance, rec.Definition); err != nil {
 		return err
 	}
 	if err := h.defineOwned(ctx, ref, rec.Instance, rec.Definition); err != nil {

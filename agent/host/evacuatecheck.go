@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"berth/agent/host/admission"
 	"berth/agent/host/evacuation"
 	"berth/internal/fault"
 	"berth/migration"
@@ -50,7 +51,7 @@ func (h *Host) checkEvacuation(ctx context.Context, ref migration.Ref, c migrati
 		no.add(fault.Forbidden, r)
 	}
 	no.add(fault.Forbidden, startReasons(doc, node, h.o.Name)...)
-	unadmitted, err := h.admit(ctx, g.UUID, unclaimed, g.Definition)
+	unadmitted, err := h.gate.Admit(ctx, g.UUID, admission.Unclaimed, g.Definition)
 	if err != nil {
 		return none, err
 	}

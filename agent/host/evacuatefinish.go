@@ -197,7 +197,7 @@ func (h *Host) liveAgain(ctx context.Context, ref migration.Ref, rec lost) (migr
 		return migration.FinishedEvacuation{}, err
 	}
 	var lives migration.FinishedEvacuation
-	unadmitted := h.admitImages(ctx, ref.Instance, rec.Definition)
+	unadmitted := h.gate.AdmitImages(ctx, ref.Instance, rec.Definition)
 	if rec.Power == migration.PowerShutOff {
 		// Its user starts it, and is told. Storage that is silent now may answer then.
 		if fault.KindOf(unadmitted) == fault.Forbidden {

@@ -38,7 +38,7 @@ func (a externalArrivals) Disks(ctx context.Context, text string) (int64, []faul
 }
 
 func (a externalArrivals) Admit(ctx context.Context, doc *domainxml.Doc, uses topology.Resources) error {
-	return a.h.admitForeign(ctx, doc, uses)
+	return a.h.gate.AdmitUnasked(ctx, doc, uses)
 }
 
 func (a externalArrivals) CheckConnections(ctx context.Context, text string) error {

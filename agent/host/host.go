@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"berth/agent/host/admission"
 	"berth/agent/host/attempts"
 	"berth/agent/host/change"
 	"berth/agent/host/disks"
@@ -22,6 +23,7 @@ import (
 	"berth/agent/host/shipping"
 	"berth/agent/host/streams"
 	"berth/agent/host/vanished"
+	"berth/agent/host/volumes"
 	"berth/claims"
 	"berth/claims/flavor"
 	"berth/driver"
@@ -167,6 +169,7 @@ type Host struct {
 	streams    *streams.Streams
 	bench      *remake.Bench
 	changer    *change.Changes
+	gate       *admission.Gate      // for what instances of other hosts name here
 	external   *external.Migrations // that Berth does not conduct
 	files      Files
 	witness    processes.Witness // of what libvirt calls off
@@ -262,6 +265,12 @@ func New(o Options) *Host {
 	h.bench = h.newBench()
 	h.changer = h.newChanges()
 	h.external = h.newExternal()
+	h.gate = &admission.Gate{
+		Host: o.Name, Images: o.ImagesDirs, Driver: o.Driver, Files: h.files, Allowed: o.Allowed, LastNode: o.LastNode,
+		VolumePath: func(ctx context.Context, pool, volume string) (string, bool, error) {
+			return h.volumePath(ctx, volumes.Disk{Pool: pool, Volume: volume})
+		},
+	}
 	h.operations = &dispatch.Dispatcher{Handlers: h.handlers(), Memory: h.memory, Managing: func() error { return h.managing("") }}
 	return h
 }

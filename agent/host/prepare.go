@@ -73,10 +73,10 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 		}
 	}
 	// Once more: pools are active now, and libvirt opens the images next.
-	if prepared.DestinationXML, err = h.closeImages(ctx, ref.Instance, prepared.DestinationXML); err != nil {
+	if prepared.DestinationXML, err = h.gate.CloseImages(ctx, ref.Instance, prepared.DestinationXML); err != nil {
 		return none, err
 	}
-	if err := h.admitImages(ctx, ref.Instance, prepared.PersistentXML); err != nil {
+	if err := h.gate.AdmitImages(ctx, ref.Instance, prepared.PersistentXML); err != nil {
 		return none, err
 	}
 	if err := h.openArrival(ctx, ref, claim, p.Source, rec.PostCopy, &prepared); err != nil {
