@@ -8,6 +8,7 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/guard"
+	"berth/agent/host/change"
 	"berth/claims"
 	"berth/internal/config"
 	"berth/migration"
@@ -109,9 +110,11 @@ func TestGuardian_OfAChangeInPlace(t *testing.T) {
 		ref := migration.Ref{Migration: moved, Instance: guarded, Attempt: 1}
 		_, err := b.a.tracker.Exchange(ctx, ref, kind)
 		b.must(err)
-		if kind == claims.KindRebuild { // nothing is confirmed: it is not over
-			b.refused("changed", guard.Start, "moving")
-		} else {
+		// A rebuild is not over: nothing is confirmed. A resize may still have the old definition.
+		b.refused("changed", guard.Start, "moving")
+		if kind == claims.KindResize {
+			ref.Step = change.Memory
+			b.must(b.a.tracker.Remember(ctx, ref, change.Record{Started: true}))
 			b.ask(guard.Start, guardDocument(1, true, ""), true)
 			b.wantOwner("it waits to be confirmed", guard.OwnerHere)
 		}
