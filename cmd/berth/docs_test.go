@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"berth/internal/config"
-	"berth/migration/conductor"
+	"berth/migration"
 	"berth/test/docs"
 	"berth/topology"
 )
@@ -50,7 +50,7 @@ logged as an error, and fails the conductor's tests. `+"`berth migration steps`"
 The status of a migration never goes back while steps are undone: `+"`phase`"+` says that they are (`+"`undoing`"+`), and
 `+"`outcome`"+` what it came to: completed, undone, refused, reverted, or in doubt while it cannot go on.
 
-`+conductor.StatusTables()+`
+`+migration.StatusTables()+`
 A guest's own status, in `+"`berth instance show`"+`, follows from it, in the words of Nova's API: `+"`MIGRATING`"+` on a live
 migration, `+"`RESIZE`"+` on a cold migration or resize, `+"`VERIFY_RESIZE`"+` while that is finished or being confirmed,
 `+"`REVERT_RESIZE`"+` while it is reverted, `+"`REBUILD`"+` on a rebuild; else `+"`ACTIVE`, `PAUSED` or `SHUTOFF`"+`.

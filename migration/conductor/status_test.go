@@ -75,10 +75,10 @@ func TestStatuses_OfEveryStoryAreInTheTable(t *testing.T) {
 	for _, s := range conductor.Stories() {
 		from := first[s.Stage]
 		for _, st := range s.Steps {
-			if !conductor.MayFollow(s.Type, from, st.Status) {
+			if !migration.MayFollow(s.Type, from, st.Status) {
 				t.Errorf("%s: %s after %s", s.Name, st.Status, from)
 			}
-			if !conductor.MayFollow(s.Type, st.Status, migration.StatusError) || !conductor.MayFollow(s.Type, migration.StatusError, st.Status) {
+			if !migration.MayFollow(s.Type, st.Status, migration.StatusError) || !migration.MayFollow(s.Type, migration.StatusError, st.Status) {
 				t.Errorf("%s: no way from %s to error and back", s.Name, st.Status)
 			}
 			from = st.Status
@@ -101,7 +101,7 @@ func TestStatuses_OfEveryStoryAreInTheTable(t *testing.T) {
 		{migration.TypeRebuild, migration.StatusDone, migration.StatusCompleted, false},
 		{"a type that is none", migration.StatusAccepted, migration.StatusDone, false},
 	} {
-		if got := conductor.MayFollow(tt.kind, tt.from, tt.to); got != tt.want {
+		if got := migration.MayFollow(tt.kind, tt.from, tt.to); got != tt.want {
 			t.Errorf("%s: %s after %s: %v", tt.kind, tt.to, tt.from, got)
 		}
 	}
@@ -110,7 +110,7 @@ func TestStatuses_OfEveryStoryAreInTheTable(t *testing.T) {
 // TestStatusTables_NameEveryStatusOnce: every status of a transition is explained, and
 // none that ends has a way on, but that of an evacuation to one that ends it, too.
 func TestStatusTables_NameEveryStatusOnce(t *testing.T) {
-	means, ways, _ := strings.Cut(conductor.StatusTables(), "\nTransitions of ")
+	means, ways, _ := strings.Cut(migration.StatusTables(), "\nTransitions of ")
 	var known, ending []string
 	for _, line := range strings.Split(strings.TrimSpace(means), "\n")[2:] {
 		cells := strings.Split(line, "|")

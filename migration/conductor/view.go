@@ -14,7 +14,7 @@ import (
 func (s *story) publishLocked() {
 	s.queueSteps().settleTurnLocked()
 	m := s.view()
-	if s.told != "" && !MayFollow(m.MigrationType, s.told, m.Status) {
+	if s.told != "" && !migration.MayFollow(m.MigrationType, s.told, m.Status) {
 		s.c.stray(m, s.told)
 	}
 	s.told = m.Status
