@@ -50,7 +50,7 @@ func (h *Host) cleanUpSource(ctx context.Context, ref migration.Ref) error {
 			return err
 		}
 	}
-	if err := h.endSource(ctx, ref); err != nil {
+	if err := endUnmarked(ctx, h, ref); err != nil {
 		return err
 	}
 	if err := h.streams.End(ctx, ref); err != nil {
@@ -82,6 +82,26 @@ func (h *Host) forgetMigration(ctx context.Context, ref migration.Ref) error {
 		return err
 	}
 	return h.tracker.ForgetMigration(ctx, ref.Migration)
+}
+
+// endUnmarked is endSource of an instance whose definition may be without Berth's mark, as it was
+// adopted. fault.InDoubt where libvirt does not list it and may only not have loaded it: the guard would
+// take it for a new one. What came by a migration has the mark.
+func endUnmarked(ctx context.Context, h *Host, ref migration.Ref) error {
+	d, exists, err := h.domain(ctx, ref.Instance)
+	switch {
+	case err != nil:
+		return err
+	case exists:
+		// The folder from which it goes: a repeated call asks whether it is whole.
+		err = h.vanished.Whole(ctx, d)
+	default:
+		err = notLoaded(ctx, h, ref.Instance)
+	}
+	if err != nil {
+		return err
+	}
+	return h.endSource(ctx, ref)
 }
 
 // endSource removes the source's definition. The file of firmware variables stays:

@@ -34,7 +34,7 @@ func (h *Host) confirmSource(ctx context.Context, ref migration.Ref) error {
 	if err != nil {
 		return err
 	}
-	if err := h.endSource(ctx, ref); err != nil {
+	if err := endUnmarked(ctx, h, ref); err != nil {
 		return err
 	}
 	shipped, err := h.dock.Left(ref)

@@ -101,6 +101,9 @@ func (i externalInstances) ProcessGone(d driver.Domain) error {
 }
 
 func (i externalInstances) Absent(ctx context.Context, inst claims.Instance) error {
+	if inst.Token.State == claims.TokenSurrendered {
+		return notLoaded(ctx, i.h, inst.UUID)
+	}
 	return i.h.absent(ctx, inst)
 }
 

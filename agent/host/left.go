@@ -126,6 +126,10 @@ func (h *Host) dropRecords(ctx context.Context, uuid string) error {
 // absent is nil where an instance that libvirt does not list has neither a definition nor a
 // process here. A definition that libvirtd did not load is no departure, whatever a peer says.
 func (h *Host) absent(ctx context.Context, inst claims.Instance) error {
+	return absentBy(ctx, h, inst, h.vanished.Absent)
+}
+
+func absentBy(ctx context.Context, h *Host, inst claims.Instance, ask func(context.Context, vanished.Instance, []driver.Domain, []string) error) error {
 	all, err := h.driver.Domains(ctx)
 	if err != nil {
 		return err
@@ -134,7 +138,18 @@ func (h *Host) absent(ctx context.Context, inst claims.Instance) error {
 	for _, i := range h.tracker.Instances() {
 		known = append(known, i.Name)
 	}
-	return h.vanished.Absent(ctx, vanished.Instance{UUID: inst.UUID, Name: inst.Name}, all, known)
+	return ask(ctx, vanished.Instance{UUID: inst.UUID, Name: inst.Name}, all, known)
+}
+
+// notLoaded refuses to end what is here of an instance that libvirt does not list, while its definition
+// may only not have been loaded: libvirt would have it again, and nobody would know that it is
+// elsewhere. Of an instance that the ledger does not know, nothing is kept by waiting.
+func notLoaded(ctx context.Context, h *Host, uuid string) error {
+	inst, known := h.tracker.Instance(uuid)
+	if !known || definitionsOf(h.driver) == nil {
+		return nil
+	}
+	return absentBy(ctx, h, inst, h.vanished.Gone)
 }
 
 // mayReplaceLeft refuses to have such a definition replaced while something is saved of it, or

@@ -15,9 +15,15 @@ import (
 // follows runs a host's Follow until f is true.
 func (l *lab) follows(on, what string, f func() bool) {
 	l.t.Helper()
+	l.runs(l.hosts[on].Follow, what, f)
+}
+
+// runs runs one of a host's loops until f is true.
+func (l *lab) runs(loop func(context.Context) error, what string, f func() bool) {
+	l.t.Helper()
 	ctx, stop := context.WithCancel(l.t.Context())
 	done := make(chan error, 1)
-	go func() { done <- l.hosts[on].Follow(ctx) }()
+	go func() { done <- loop(ctx) }()
 	patient, cancel := l.rt.WithTimeout(ctx, patience)
 	defer cancel()
 	for !f() {
@@ -104,4 +110,27 @@ func TestLeft_RecordGoesWithTheToken(t *testing.T) {
 	if inst, _ := a.tracker.Instance(g.UUID); inst.Token.State != claims.TokenSurrendered || a.LeftByHand(g.UUID) {
 		t.Errorf("a has %+v, left by hand %t", inst, a.LeftByHand(g.UUID))
 	}
+}
+
+// What a foreign migration left of an instance is forgotten once its definition is gone. One that
+// libvirtd did not load is not.
+func TestLeft_ADefinitionThatWasNotLoaded_IsNotForgotten(t *testing.T) {
+	l := newLab(t, "a", "b")
+	v := l.guest("a", "vm1")
+	a := l.hosts["a"]
+	l.byHand(v.UUID)
+	_, err := a.External().Surrender(t.Context(), migration.Ref{Migration: "4f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01", Instance: v.UUID, Attempt: 1}, "b")
+	l.must("surrender", err)
+	a.fake.UnmountDefinitions(true)
+	a.restartLibvirt(l)
+	a = l.restart("a")
+	l.runs(a.External().FollowArrivals, "it is named", func() bool { return a.Unsettled()[v.UUID] != nil })
+	if inst, known := a.tracker.Instance(v.UUID); !known || inst.Token.Holder != "b" {
+		t.Fatalf("forgotten: known %t, %+v", known, inst.Token)
+	}
+	a.fake.UnmountDefinitions(false)
+	a.restartLibvirt(l)
+	l.runs(a.External().FollowArrivals, "it is named no more", func() bool { return len(a.Unsettled()) == 0 })
+	l.must("undefine", a.fake.Undefine(t.Context(), v.UUID))
+	l.runs(a.External().FollowArrivals, "it is forgotten", func() bool { _, known := a.tracker.Instance(v.UUID); return !known })
 }

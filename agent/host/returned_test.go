@@ -418,3 +418,56 @@ func TestReturned_AHigherEpochIsKept(t *testing.T) {
 		t.Errorf("remembered: %v, %v", left, err)
 	}
 }
+
+// TestReturned_ADefinitionThatWasNotLoaded_IsNotForgotten: libvirt would have it again, without a mark of
+// Berth's, and the guard lets in what nobody knows. Nor are its old disks left unnamed.
+func TestReturned_ADefinitionThatWasNotLoaded_IsNotForgotten(t *testing.T) {
+	requireQemuImg(t)
+	l := newLab(t, "a", "b")
+	v, own := evacuated(l, false)
+	a := l.hosts["a"]
+	ref := migration.Ref{Migration: evacuatedBy, Instance: v.UUID, Attempt: 1}
+	a.fake.UnmountDefinitions(true)
+	a.restartLibvirt(l)
+	a = l.restart("a")
+	_, err := a.GiveWay(t.Context(), ref, 2, "b", true)
+	l.must("give way", err)
+	for range 2 {
+		err := a.CleanUpReturned(t.Context(), ref, migration.Guest{Epoch: 2})
+		if reasons := fault.ReasonsOf(err); !errors.Is(err, fault.InDoubt) || len(reasons) != 1 || reasons[0].Code != "definitions_unreadable" || strings.Contains(reasons[0].Change, "berth instance delete") {
+			t.Fatalf("not mounted: %v", err)
+		}
+		if inst, known := a.tracker.Instance(v.UUID); !known || inst.Token.State == claims.TokenHere {
+			t.Fatalf("it is forgotten: known %t, %+v", known, inst.Token)
+		}
+		a = l.restart("a")
+	}
+	a.fake.UnmountDefinitions(false)
+	a.restartLibvirt(l)
+	l.must("clean up", a.CleanUpReturned(t.Context(), ref, migration.Guest{Epoch: 2}))
+	l.oldDisks("a", own)
+	if _, known := a.tracker.Instance(v.UUID); known {
+		t.Error("the ledger still has it")
+	}
+}
+
+// TestReturned_WithoutADefinition_IsForgotten: one that was undefined by hand, and one that the ledger
+// does not know.
+func TestReturned_WithoutADefinition_IsForgotten(t *testing.T) {
+	requireQemuImg(t)
+	t.Run("undefined by hand while no agent ran", func(t *testing.T) {
+		l := newLab(t, "a", "b")
+		v, _ := evacuated(l, false)
+		l.must("undefine", l.hosts["a"].fake.Undefine(t.Context(), v.UUID))
+		giveWayAll(l, v, migration.Guest{Epoch: 2}, func() { l.restart("a") })
+	})
+	t.Run("not in the ledger", func(t *testing.T) {
+		l := newLab(t, "a", "b")
+		v, _ := evacuated(l, false)
+		a := l.hosts["a"]
+		l.must("forget", a.tracker.DeleteInstance(t.Context(), v.UUID))
+		a.fake.UnmountDefinitions(true)
+		a.restartLibvirt(l)
+		giveWayAll(l, v, migration.Guest{Epoch: 2}, func() { l.restart("a") })
+	})
+}

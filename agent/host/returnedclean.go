@@ -163,6 +163,13 @@ func (h *Host) cleanUpReturned(ctx context.Context, ref migration.Ref, there mig
 		// It has come back since: what is here is its own.
 		return h.giveUpHalf(ctx, ref, false)
 	}
+	if _, exists, err := h.domain(ctx, ref.Instance); err != nil {
+		return err
+	} else if !exists {
+		if err := notLoaded(ctx, h, ref.Instance); err != nil {
+			return err // its definition names files
+		}
+	}
 	if found {
 		if rec, err = h.listFiles(ctx, ref, rec); err != nil {
 			return err
@@ -171,7 +178,7 @@ func (h *Host) cleanUpReturned(ctx context.Context, ref migration.Ref, there mig
 			return err
 		}
 	}
-	if err := h.endSource(ctx, ref); err != nil {
+	if err := endUnmarked(ctx, h, ref); err != nil {
 		return err
 	}
 	if err := h.giveUpHalf(ctx, ref, true); err != nil {

@@ -402,7 +402,7 @@ func (h *Host) endHalf(ctx context.Context, ref migration.Ref) error {
 	if err := h.nameLeftDisks(ctx, ref); err != nil {
 		return err
 	}
-	if err := h.endSource(ctx, ref); err != nil {
+	if err := endUnmarked(ctx, h, ref); err != nil {
 		return err
 	}
 	half, _ := h.attempts.HeldFor(ref)

@@ -44,14 +44,16 @@ func (x *Migrations) followArrivals(ctx context.Context) {
 		x.progress.note(ctx, o.Instance, x.FollowArrival(ctx, attempts.RefOf(o)))
 	}
 	x.followCold(ctx)
-	x.progress.keep(here)
 	for _, inst := range x.o.Tracker.Instances() {
-		if inst.Token.State == claims.TokenSurrendered {
-			if err := x.followLeft(ctx, inst); err != nil && ctx.Err() == nil {
-				x.o.Logger.Warn("could not follow a guest that has left", "instance", inst.UUID, "error", err)
-			}
+		if inst.Token.State != claims.TokenSurrendered {
+			continue
+		}
+		if err := x.followLeft(ctx, inst); err != nil {
+			here[inst.UUID] = true
+			x.progress.note(ctx, inst.UUID, fault.Wrap(err, "follow instance %s, which has left", inst.UUID))
 		}
 	}
+	x.progress.keep(here)
 }
 
 // FollowArrival looks at one foreign claim:

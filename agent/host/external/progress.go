@@ -55,7 +55,7 @@ func (p *progress) note(ctx context.Context, instance string, err error) {
 	}
 	p.mu.Unlock()
 	if err != nil && (was == nil || was.Error() != err.Error()) {
-		p.log.Warn("a guest that arrived by a foreign migration is not settled yet", "instance", instance, "error", err)
+		p.log.Warn("what a foreign migration brought or left is not settled yet", "instance", instance, "error", err)
 	}
 }
 

@@ -156,6 +156,9 @@ func (x *Migrations) followLeft(ctx context.Context, inst claims.Instance) error
 	if err != nil || slices.ContainsFunc(all, func(d driver.Domain) bool { return d.UUID == inst.UUID }) {
 		return err
 	}
+	if err := x.o.Instances.Absent(ctx, inst); err != nil {
+		return err
+	}
 	if err := x.o.Instances.DropLeft(ctx, inst.UUID); err != nil {
 		return err
 	}

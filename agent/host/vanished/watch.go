@@ -317,6 +317,38 @@ func (w *Watch) Absent(ctx context.Context, inst Instance, listed []driver.Domai
 	if err != nil {
 		return err
 	}
+	return w.absentBy(ctx, inst, listed, known, r)
+}
+
+// Gone is Absent of an instance that is elsewhere by this host's own ledger. Where the folder was never
+// seen whole, no definition of an instance was ever in it.
+func (w *Watch) Gone(ctx context.Context, inst Instance, listed []driver.Domain, known []string) error {
+	r, err := w.read()
+	if err != nil {
+		return err
+	}
+	if r.Folder == "" {
+		r.Transient = append(slices.Clone(r.Transient), inst.UUID) // looked for in the folder that is there
+	}
+	err = w.absentBy(ctx, inst, listed, known, r)
+	reasons := fault.ReasonsOf(err)
+	for i, why := range reasons { // it is not this host's to delete
+		switch Cause(why.Code) {
+		case CausePresent:
+			reasons[i].Change = "virsh define " + why.Have + ", or rm " + why.Have
+		case CauseUnreadable:
+			reasons[i].Change = "look whether " + cmp.Or(why.Have, "libvirt's folder of definitions") + " is mounted and whole, then systemctl restart libvirtd; where it was made anew, virsh define FILE with any domain"
+		case CauseProcesses:
+			reasons[i].Change = "let the agent read /proc"
+		}
+	}
+	if len(reasons) == 0 {
+		return err
+	}
+	return fault.Refuse(fault.KindOf(err), "", reasons...)
+}
+
+func (w *Watch) absentBy(ctx context.Context, inst Instance, listed []driver.Domain, known []string, r record) error {
 	l := w.look(ctx, inst, listed, known, r)
 	w.mu.Lock()
 	undefined := w.undefined[inst.UUID]
