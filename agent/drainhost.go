@@ -125,12 +125,6 @@ func lostGuest(in fleet.Instance) drain.Present {
 	if err := json.Unmarshal(in.Guest, &g); err == nil {
 		p.Power, p.Off, p.SizeMB = string(g.PowerState), g.PowerState == migration.PowerShutOff, g.Resources.MemoryMB
 	}
-	if in.Moving != "" {
-		p.Blocked = []fault.Reason{{
-			Code: "on_a_move", Message: "it was on migration " + in.Moving + " when its host was lost, which may have taken it elsewhere", Have: in.Moving,
-			Change: "berth migration settle " + in.Moving + ` --guest-is-at HOST --reason "what you have checked"`,
-		}}
-	}
 	return p
 }
 

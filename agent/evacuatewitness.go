@@ -23,9 +23,18 @@ import (
 // evacuationAsk bounds the question to one host. Arbitrary: it is answered from memory and libvirt's list.
 const evacuationAsk = 5 * time.Second
 
-// takeOverReasons are why an instance of a dead host is not given to another: a host has it, or does not
-// say. answers are by host, and silent says of each other host why it did not answer.
-func takeOverReasons(instance, source string, epoch uint64, answers map[string]auditor.Known, silent map[string]string) (out []fault.Reason) {
+// takeOverAnswer is what a host knows of an instance, and what is open there of the migration that the
+// instance was on when its host died; empty for nothing. Of a host that is dead nothing is known.
+type takeOverAnswer struct {
+	auditor.Known
+	open string
+	dead bool
+}
+
+// takeOverReasons are why an instance of a dead host is not given to another: a host has it, has its
+// migration, or does not say. answers are by host, and silent says of each other host why it did not answer.
+func takeOverReasons(in fleet.Instance, answers map[string]takeOverAnswer, silent map[string]string) (out []fault.Reason) {
+	instance, source, epoch := in.UUID, in.Host, in.Epoch
 	for _, host := range slices.Sorted(maps.Keys(answers)) {
 		k := answers[host]
 		switch {
@@ -38,6 +47,16 @@ func takeOverReasons(instance, source string, epoch uint64, answers map[string]a
 			out = append(out, fault.Reason{
 				Code: "runs_elsewhere", Message: "instance " + instance + " is active on host " + host + ", and by the fleet's records " + source + " had it: a migration may have brought it there", Have: host, Want: source,
 				Change: "bring " + source + " back: it gives the instance to " + host + "; or end the instance, virsh shutdown " + instance + " on " + host + ", and ask again: it starts from its disks",
+			})
+		case k.dead:
+			out = append(out, fault.Reason{
+				Code: "on_a_move", Message: "when host " + source + " was lost, instance " + instance + " was on migration " + in.Moving + ", and host " + host + ", which counts as dead, may have accepted it", Have: in.Moving,
+				Change: "bring " + host + " back; or, once its own instances were evacuated, berth host forget " + host,
+			})
+		case k.open != "":
+			out = append(out, fault.Reason{
+				Code: "on_a_move", Message: "when host " + source + " was lost, instance " + instance + " was on migration " + in.Moving + ", which may have taken it elsewhere: on " + host + " " + k.open, Have: in.Moving,
+				Change: "berth -c " + host + " migration settle " + in.Moving + " --guest-is-at HOST --gone " + source + ` --reason "what you have checked"`,
 			})
 		case k.Unsure != "":
 			silent[host] = k.Unsure
@@ -55,8 +74,14 @@ func takeOverReasons(instance, source string, epoch uint64, answers map[string]a
 // notElsewhere refuses to give an instance of a dead host to another while a living one has it, or does not
 // say. Hosts that count as dead are not asked, and one that is silent may be proven dead by its lease, as
 // where several fail together. Nor are those asked that have never answered this host, where no
-// leases tell who is alive: the two may have no way to each other.
-func (a *Agent) notElsewhere(ctx context.Context, records *fleet.Records, instance, source string, epoch uint64) error {
+// leases tell who is alive: the two may have no way to each other. Of an instance that was on a migration
+// each host has to answer, one that counts as dead too: it may have accepted the instance, and have died
+// before a record said so.
+func (a *Agent) notElsewhere(ctx context.Context, records *fleet.Records, in fleet.Instance) error {
+	consumers, moving := []string{in.UUID}, in.Moving != "" && in.Moving != in.Migration
+	if moving {
+		consumers = append(consumers, in.Moving)
+	}
 	hosts, err := records.Hosts(ctx)
 	unreadable, err := fleet.Unreadable(err)
 	if err != nil {
@@ -73,22 +98,28 @@ func (a *Agent) notElsewhere(ctx context.Context, records *fleet.Records, instan
 	for _, key := range unreadable {
 		names = append(names, fleet.NameOf(key))
 	}
-	answers, silent := map[string]auditor.Known{}, map[string]string{}
-	if own := a.facts().Knows(ctx, []string{instance}); len(own) == 1 {
-		answers[a.name] = own[0]
-	}
+	answers, silent := map[string]takeOverAnswer{}, map[string]string{}
+	answers[a.name] = answerOf(a.facts().Knows(ctx, consumers))
 	var mu sync.Mutex // guards answers and silent
 	var group runtime.Group
 	places := make(chan struct{}, mostAsked)
 	for _, host := range names {
-		if host == a.name || host == source || dead[host] {
+		if host == a.name || host == in.Host {
+			continue
+		}
+		if dead[host] {
+			if moving {
+				mu.Lock()
+				answers[host] = takeOverAnswer{dead: true}
+				mu.Unlock()
+			}
 			continue
 		}
 		group.Go(a.rt, "ask "+host+" for an instance of a dead host", func() {
 			places <- struct{}{}
 			defer func() { <-places }()
-			k, err := a.knowsInstance(ctx, host, instance)
-			if err != nil && records.HasLeases() {
+			k, err := a.knowsInstance(ctx, host, consumers)
+			if err != nil && !moving && records.HasLeases() {
 				if _, _, alive := a.deaths.Prove(ctx, host, "host:"+a.name); alive == nil {
 					return
 				}
@@ -103,16 +134,16 @@ func (a *Agent) notElsewhere(ctx context.Context, records *fleet.Records, instan
 		})
 	}
 	group.Wait(a.rt)
-	if !records.HasLeases() {
+	if !records.HasLeases() && !moving {
 		maps.DeleteFunc(silent, func(host, why string) bool {
 			never := neverAnswered(ctx, a, host)
 			if never {
-				a.log.Warn("a host that has never answered is not asked for an instance of a dead host", "asked", host, "instance", instance, "error", why)
+				a.log.Warn("a host that has never answered is not asked for an instance of a dead host", "asked", host, "instance", in.UUID, "error", why)
 			}
 			return never
 		})
 	}
-	return takeOverRefused(takeOverReasons(instance, source, epoch, answers, silent))
+	return takeOverRefused(takeOverReasons(in, answers, silent))
 }
 
 // takeOverRefused is fault.Unavailable where hosts are only silent, as one is whose agent restarts: it is
@@ -128,21 +159,30 @@ func takeOverRefused(reasons []fault.Reason) error {
 	return fault.Refuse(kind, "", reasons...)
 }
 
-func (a *Agent) knowsInstance(ctx context.Context, host, instance string) (auditor.Known, error) {
+// answerOf reads an answer about an instance, and about its migration where that was asked for.
+func answerOf(known []auditor.Known) takeOverAnswer {
+	out := takeOverAnswer{Known: known[0]}
+	if len(known) > 1 {
+		out.open = known[1].Busy
+	}
+	return out
+}
+
+func (a *Agent) knowsInstance(ctx context.Context, host string, consumers []string) (takeOverAnswer, error) {
 	c, err := a.peers.client(host)
 	if err != nil {
-		return auditor.Known{}, err
+		return takeOverAnswer{}, err
 	}
 	ctx, cancel := a.rt.WithTimeout(ctx, evacuationAsk)
 	defer cancel()
-	known, err := c.Knows(ctx, []string{instance})
-	if err == nil && (len(known) != 1 || known[0].Consumer != instance) {
+	known, err := c.Knows(ctx, consumers)
+	if err == nil && !slices.EqualFunc(known, consumers, func(k auditor.Known, id string) bool { return k.Consumer == id }) {
 		err = fault.New(fault.Internal, "host %s answered about something else", host)
 	}
 	if err != nil {
-		return auditor.Known{}, err
+		return takeOverAnswer{}, err
 	}
-	return known[0], nil
+	return answerOf(known), nil
 }
 
 // neverAnswered reports whether a host has not answered this one at any time.

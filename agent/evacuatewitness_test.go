@@ -9,34 +9,38 @@ import (
 
 	"berth/agent/auditor"
 	"berth/agent/death"
+	"berth/claims"
 	"berth/fleet"
 	"berth/internal/fault"
 	"berth/internal/runtime/runtimetest"
 	"berth/migration"
+	"berth/topology"
 )
 
 // TestTakeOver_WhatLivingHostsSay_Table: the record of host-a has epoch 3.
 func TestTakeOver_WhatLivingHostsSay_Table(t *testing.T) {
 	for name, tt := range map[string]struct {
-		answers map[string]auditor.Known
+		answers map[string]takeOverAnswer
 		silent  map[string]string
 		want    []string
 		kind    fault.Kind
 	}{
-		"nobody has it": {map[string]auditor.Known{"host-b": {}, "host-c": {}}, nil, nil, ""},
-		"it came by virsh migrate, and its ownership has not followed": {map[string]auditor.Known{"host-b": {Active: true, Busy: "it has a claim"}, "host-c": {}}, nil, []string{"runs_elsewhere host-b"}, fault.Forbidden},
-		"its definition was left behind":                               {map[string]auditor.Known{"host-b": {Busy: "libvirt has its domain"}}, nil, nil, ""},
-		"this evacuation's own claim":                                  {map[string]auditor.Known{"host-b": {Busy: "migration m is not over", Moving: true}}, nil, nil, ""},
-		"a ledger has it, and its record was not written yet":          {map[string]auditor.Known{"host-b": {Owner: true, Epoch: 4}}, nil, []string{"owned_elsewhere host-b"}, fault.Forbidden},
-		"a ledger that is older has it":                                {map[string]auditor.Known{"host-b": {Owner: true, Epoch: 2}}, nil, nil, ""},
-		"a ledger that is older has it, and it runs":                   {map[string]auditor.Known{"host-b": {Owner: true, Epoch: 2, Active: true}}, nil, []string{"runs_elsewhere host-b"}, fault.Forbidden},
-		"a host is silent":                                             {map[string]auditor.Known{"host-b": {}}, map[string]string{"host-c": "no route"}, []string{"host_silent host-c"}, fault.Unavailable},
-		"a host's libvirt is silent":                                   {map[string]auditor.Known{"host-b": {Unsure: "libvirt is down"}}, map[string]string{}, []string{"host_silent host-b"}, fault.Unavailable},
-		"a host is silent, and another has it":                         {map[string]auditor.Known{"host-b": {Active: true}}, map[string]string{"host-c": "no route"}, []string{"runs_elsewhere host-b", "host_silent host-c"}, fault.Forbidden},
+		"nobody has it": {map[string]takeOverAnswer{"host-b": {}, "host-c": {}}, nil, nil, ""},
+		"it came by virsh migrate, and its ownership has not followed": {map[string]takeOverAnswer{"host-b": {Known: auditor.Known{Active: true, Busy: "it has a claim"}}, "host-c": {}}, nil, []string{"runs_elsewhere host-b"}, fault.Forbidden},
+		"its definition was left behind":                               {map[string]takeOverAnswer{"host-b": {Known: auditor.Known{Busy: "libvirt has its domain"}}}, nil, nil, ""},
+		"this evacuation's own claim":                                  {map[string]takeOverAnswer{"host-b": {Known: auditor.Known{Busy: "migration m is not over", Moving: true}}}, nil, nil, ""},
+		"a ledger has it, and its record was not written yet":          {map[string]takeOverAnswer{"host-b": {Known: auditor.Known{Owner: true, Epoch: 4}}}, nil, []string{"owned_elsewhere host-b"}, fault.Forbidden},
+		"a ledger that is older has it":                                {map[string]takeOverAnswer{"host-b": {Known: auditor.Known{Owner: true, Epoch: 2}}}, nil, nil, ""},
+		"a ledger that is older has it, and it runs":                   {map[string]takeOverAnswer{"host-b": {Known: auditor.Known{Owner: true, Epoch: 2, Active: true}}}, nil, []string{"runs_elsewhere host-b"}, fault.Forbidden},
+		"a host is silent":                                             {map[string]takeOverAnswer{"host-b": {}}, map[string]string{"host-c": "no route"}, []string{"host_silent host-c"}, fault.Unavailable},
+		"a host's libvirt is silent":                                   {map[string]takeOverAnswer{"host-b": {Known: auditor.Known{Unsure: "libvirt is down"}}}, map[string]string{}, []string{"host_silent host-b"}, fault.Unavailable},
+		"a host is silent, and another has it":                         {map[string]takeOverAnswer{"host-b": {Known: auditor.Known{Active: true}}}, map[string]string{"host-c": "no route"}, []string{"runs_elsewhere host-b", "host_silent host-c"}, fault.Forbidden},
+		"its migration is open there":                                  {map[string]takeOverAnswer{"host-b": {open: "migration m is not over"}, "host-c": {}}, nil, []string{"on_a_move m"}, fault.Forbidden},
+		"its migration's other host may be dead":                       {map[string]takeOverAnswer{"host-b": {dead: true}}, nil, []string{"on_a_move m"}, fault.Forbidden},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string
-			reasons := takeOverReasons("u", "host-a", 3, tt.answers, tt.silent)
+			reasons := takeOverReasons(fleet.Instance{UUID: "u", Host: "host-a", Epoch: 3, Moving: "m"}, tt.answers, tt.silent)
 			for _, r := range reasons {
 				got = append(got, r.Code+" "+r.Have)
 				if r.Change == "" {
@@ -70,7 +74,9 @@ func TestNotElsewhere_HostsThatFailTogether(t *testing.T) {
 			o.Records = func() (*fleet.Records, error) { return records, nil }
 			a.deaths = death.New(o)
 			b.must(records.PutHost(t.Context(), fleet.Host{Name: "host-c", ProviderUUID: "p-c", HostUUID: "h-c", Boot: "boot-1", SelfFence: tt.selfFence, Lease: 30}))
-			ask := func() error { return a.notElsewhere(t.Context(), records, "u", "host-a", 1) }
+			ask := func() error {
+				return a.notElsewhere(t.Context(), records, fleet.Instance{UUID: "u", Host: "host-a", Epoch: 1})
+			}
 			if err := ask(); !errors.Is(err, fault.Unavailable) || !fault.HasReason(err, migration.ReasonHostSilent) || len(fault.ReasonsOf(err)) != 1 {
 				t.Errorf("before its lease is over for long: %v", err)
 			}
@@ -80,6 +86,46 @@ func TestNotElsewhere_HostsThatFailTogether(t *testing.T) {
 			}
 			var got []string
 			for _, r := range fault.ReasonsOf(ask()) {
+				got = append(got, r.Code)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestNotElsewhere_AnInstanceThatWasOnAMigration: a record says so until its holder writes it again, which
+// is dead. Whether it still is on one the other hosts say.
+func TestNotElsewhere_AnInstanceThatWasOnAMigration(t *testing.T) {
+	for name, tt := range map[string]struct {
+		prepare func(b *fleetBench, a *Agent, records *fleet.Records)
+		want    []string
+	}{
+		"no other host": {func(*fleetBench, *Agent, *fleet.Records) {}, nil},
+		"its claim is there": {func(b *fleetBench, a *Agent, _ *fleet.Records) {
+			_, err := a.tracker.Claim(b.Context(), claims.Request{
+				Owner: claims.Owner{Instance: "u", Migration: "m", Attempt: 1, Kind: claims.KindLiveMigration}, Resources: topology.Resources{VCPUs: 1, MemoryMB: 64}, Lease: time.Hour,
+			})
+			b.must(err)
+		}, []string{"on_a_move"}},
+		"a host that never answered": {func(b *fleetBench, _ *Agent, records *fleet.Records) {
+			b.must(records.PutHost(b.Context(), fleet.Host{Name: "host-c", ProviderUUID: "p-c", HostUUID: "h-c", Boot: "boot-1"}))
+		}, []string{migration.ReasonHostSilent}},
+		"a host that died too": {func(b *fleetBench, _ *Agent, records *fleet.Records) {
+			b.must(records.PutHost(b.Context(), fleet.Host{Name: "host-c", ProviderUUID: "p-c", HostUUID: "h-c", Boot: "boot-1"}))
+			_, err := fleet.New(b.store.Client(""), b.rt).DeclareDead(b.Context(), fleet.Death{Host: "host-c", Proof: fleet.ProofOperator, By: "operator:o", Because: "it burned"})
+			b.must(err)
+		}, []string{"on_a_move"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newFleetBench(t, "host-b")
+			a := b.up["host-b"]
+			records, err := a.fleetRecords()
+			b.must(err)
+			tt.prepare(b, a, records)
+			var got []string
+			for _, r := range fault.ReasonsOf(a.notElsewhere(t.Context(), records, fleet.Instance{UUID: "u", Host: "host-a", Epoch: 1, Moving: "m"})) {
 				got = append(got, r.Code)
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" {

@@ -69,7 +69,7 @@ type Instance struct {
 	// Of a guest that was taken over it is the one that was read, until its new host writes.
 	Guest json.RawMessage `json:"guest"`
 	// Moving is the unfinished migration of the guest, one that waits to be confirmed too;
-	// empty for none. It is not evacuated then: berth migration settle decides.
+	// empty for none. It is not evacuated while another host has that migration open.
 	Moving string `json:"moving,omitempty"`
 	// Migration and Attempt are those by which it was taken over; empty where it came otherwise.
 	Migration string    `json:"migration,omitempty"`

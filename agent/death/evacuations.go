@@ -22,8 +22,9 @@ type Evacuations struct {
 	Ready func(source string) error
 	// Provider gives the uuid of a host's provider in Placement, for a host whose record is lost.
 	Provider func(ctx context.Context, host string) (string, error)
-	// Elsewhere refuses while a living host has an instance of source, or does not say; nil to ask none.
-	Elsewhere func(ctx context.Context, records *fleet.Records, instance, source string, epoch uint64) error
+	// Elsewhere refuses while a living host has the instance of a record, or the migration that it was on,
+	// or does not say; nil to ask none, and to refuse each that was on one.
+	Elsewhere func(ctx context.Context, records *fleet.Records, in fleet.Instance) error
 	Self      string
 }
 
@@ -53,7 +54,7 @@ func (e Evacuations) lost(ctx context.Context, instance string) (migration.LostG
 		return none, err
 	}
 	// The evacuation that has brought it to this host is none that takes it away: its token is here.
-	if rec.Moving != "" && rec.Moving != rec.Migration {
+	if e.Elsewhere == nil && rec.Moving != "" && rec.Moving != rec.Migration {
 		return none, fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "on_a_move", Message: "when host " + rec.Host + " was lost, the guest was on migration " + rec.Moving + ", which may have taken it elsewhere", Have: rec.Moving,
 			Change: "berth migration settle " + rec.Moving + " --guest-is-at HOST --gone " + rec.Host + ` --reason "what you have checked"`,
@@ -89,7 +90,7 @@ func (e Evacuations) lost(ctx context.Context, instance string) (migration.LostG
 	if source.ProviderUUID == "" {
 		source.ProviderUUID, source.HostUUID = h.ProviderUUID, h.HostUUID
 	}
-	if err := e.nowhereElse(ctx, records, instance, rec.Host, rec.Epoch); err != nil {
+	if err := e.nowhereElse(ctx, records, rec); err != nil {
 		return none, err
 	}
 	return migration.LostGuest{
@@ -110,11 +111,11 @@ func (e Evacuations) unrecordedHost(ctx context.Context, host string) (fleet.Hos
 	return fleet.Host{Name: host, ProviderUUID: provider}, err
 }
 
-func (e Evacuations) nowhereElse(ctx context.Context, records *fleet.Records, instance, source string, epoch uint64) error {
+func (e Evacuations) nowhereElse(ctx context.Context, records *fleet.Records, in fleet.Instance) error {
 	if e.Elsewhere == nil {
 		return nil
 	}
-	return e.Elsewhere(ctx, records, instance, source, epoch)
+	return e.Elsewhere(ctx, records, in)
 }
 
 func (e Evacuations) believed(source string) error {
@@ -145,7 +146,7 @@ func (e Evacuations) TakeOver(ctx context.Context, ref migration.Ref, g migratio
 	}
 	// Of one that was taken over before, the answer may have been lost: it is told again.
 	if now, _, err := records.Instance(ctx, ref.Instance); err == nil && now.Host == g.Source.Name {
-		if err := e.nowhereElse(ctx, records, ref.Instance, now.Host, now.Epoch); err != nil {
+		if err := e.nowhereElse(ctx, records, now); err != nil {
 			return migration.Commit{}, err
 		}
 	}

@@ -39,6 +39,16 @@ func TestEvacuations_AGuestThatItsHostWasJustGivenIsLostWithThatHost(t *testing.
 		for _, r := range fault.ReasonsOf(err) {
 			codes = append(codes, r.Code)
 		}
+		// Where the other hosts are asked, they say whether it still is on one.
+		e.Elsewhere = func(_ context.Context, _ *fleet.Records, in fleet.Instance) error {
+			if in.Moving != tt.moving || in.Host != "b" || in.Epoch != 2 {
+				t.Errorf("asked about %+v", in)
+			}
+			return nil
+		}
+		if _, err := e.Lost(ctx, "vm"); err != nil {
+			t.Errorf("moving %q, and no host has it: %v", tt.moving, err)
+		}
 		if !slices.Equal(codes, tt.codes) || err == nil && (g.Guest.Epoch != 2 || g.Source.Name != "b" || g.Source.ProviderUUID != "rp-b") {
 			t.Errorf("moving %q: %+v, %v", tt.moving, g, err)
 		}

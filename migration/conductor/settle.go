@@ -264,9 +264,13 @@ func (c *Conductor) Settle(ctx context.Context, id string, w migration.Settlemen
 	case m.Done():
 		return migration.Migration{}, fault.New(fault.Forbidden, "%s: it is over: %s", doing, m.Outcome)
 	case m.Stage == migration.StageFinished:
+		change := "confirm or revert it"
+		if slices.Contains(w.Gone, m.DestCompute) {
+			change = "berth resize confirm " + id + " gives up what " + m.SourceCompute + " keeps; then settle it once more, with --guest-is-at " + m.DestCompute
+		}
 		return migration.Migration{}, fault.Refuse(fault.Forbidden, doing, fault.Reason{
 			Code: "not_in_doubt", Message: "nothing is in doubt: the guest is at " + m.DestCompute + ", and the move waits to be confirmed or reverted",
-			Have: string(m.Status), Change: "confirm or revert it",
+			Have: string(m.Status), Change: change,
 		})
 	case t == nil:
 		return s.decisions().settleUnread(ctx, m, w)
