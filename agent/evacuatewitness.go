@@ -76,7 +76,7 @@ func takeOverReasons(in fleet.Instance, answers map[string]takeOverAnswer, silen
 // where several fail together. Nor are those asked that have never answered this host, where no
 // leases tell who is alive: the two may have no way to each other. Of an instance that was on a migration
 // each host has to answer, one that counts as dead too: it may have accepted the instance, and have died
-// before a record said so.
+// before a record said so. Hosts without a record are asked too, and their silence is excused.
 func (a *Agent) notElsewhere(ctx context.Context, records *fleet.Records, in fleet.Instance) error {
 	consumers, moving := []string{in.UUID}, in.Moving != "" && in.Moving != in.Migration
 	if moving {
@@ -97,6 +97,10 @@ func (a *Agent) notElsewhere(ctx context.Context, records *fleet.Records, in fle
 	}
 	for _, key := range unreadable {
 		names = append(names, fleet.NameOf(key))
+	}
+	unrecorded, err := a.unrecordedHosts(ctx, names)
+	if err != nil {
+		a.log.Warn("which hosts without a record could have an instance of a dead host is not known", "instance", in.UUID, "error", err)
 	}
 	answers, silent := map[string]takeOverAnswer{}, map[string]string{}
 	answers[a.name] = answerOf(a.facts().Knows(ctx, consumers))
@@ -133,6 +137,21 @@ func (a *Agent) notElsewhere(ctx context.Context, records *fleet.Records, in fle
 			answers[host] = k
 		})
 	}
+	for _, host := range unrecorded {
+		if host == in.Host || dead[host] {
+			continue
+		}
+		// All at once: most of them may have no agent, and each is waited for.
+		group.Go(a.rt, "ask "+host+", which has no record, for an instance of a dead host", func() {
+			k, err := a.knowsInstance(ctx, host, consumers)
+			if err != nil {
+				return // Berth may not run there
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			answers[host] = k
+		})
+	}
 	group.Wait(a.rt)
 	if !records.HasLeases() && !moving {
 		maps.DeleteFunc(silent, func(host, why string) bool {
@@ -144,6 +163,17 @@ func (a *Agent) notElsewhere(ctx context.Context, records *fleet.Records, in fle
 		})
 	}
 	return takeOverRefused(takeOverReasons(in, answers, silent))
+}
+
+// unrecordedHosts gives the other hosts that Placement or [peers] has and that keep no record, as one that only
+// observes. Those are left out that an operator has said to be without Berth.
+func (a *Agent) unrecordedHosts(ctx context.Context, recorded []string) ([]string, error) {
+	ctx, cancel := a.rt.WithTimeout(ctx, evacuationAsk)
+	defer cancel()
+	names, err := auditPeers{a}.Hosts(ctx)
+	return slices.DeleteFunc(names, func(name string) bool {
+		return slices.Contains(recorded, name) || slices.Contains(a.config().Host.HostsWithoutBerth, name)
+	}), err
 }
 
 // takeOverRefused is fault.Unavailable where hosts are only silent, as one is whose agent restarts: it is

@@ -2,16 +2,21 @@ package agent
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"berth/agent/api"
 	"berth/agent/auditor"
 	"berth/agent/death"
 	"berth/claims"
 	"berth/fleet"
+	"berth/fleet/fleettest"
+	"berth/internal/config"
 	"berth/internal/fault"
+	"berth/internal/runtime"
 	"berth/internal/runtime/runtimetest"
 	"berth/migration"
 	"berth/topology"
@@ -132,5 +137,44 @@ func TestNotElsewhere_AnInstanceThatWasOnAMigration(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// TestNotElsewhere_AHostWithoutARecord: it only observes, or has no store; virsh migrate has brought the
+// instance there.
+func TestNotElsewhere_AHostWithoutARecord(t *testing.T) {
+	t.Parallel()
+	store := fleettest.NewMemory(&runtime.System{})
+	p := newHosts(t, time.Hour, []string{"host-a", "host-b"}, func(o *Options) {
+		if o.Config.Agent.Name == "host-b" {
+			o.Config.Agent.Mode = config.Observe
+			return
+		}
+		o.FleetStore = func(config.Config) (fleet.Store, error) { return store.Client("host-a"), nil }
+	})
+	const uuid = "44444444-4444-4444-8444-444444444444"
+	other := p.fleet.Host("host-b")
+	p.must(other.Define(t.Context(), `<domain type='kvm'><name>web</name><uuid>`+uuid+`</uuid><memory unit='MiB'>64</memory><vcpu>1</vcpu><os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type></os></domain>`))
+	p.must(other.Start(t.Context(), uuid, false))
+	records := fleet.New(store.Client("host-x"), &runtime.System{})
+	p.must(records.PutHost(t.Context(), fleet.Host{Name: "host-x", ProviderUUID: "p-x", HostUUID: "h-x", Boot: "boot-1"}))
+	_, err := records.PutInstance(t.Context(), fleet.Instance{UUID: uuid, Name: "web", Host: "host-x", Epoch: 1, Guest: []byte(`{"instance_uuid":"` + uuid + `"}`)})
+	p.must(err)
+	_, err = p.clients["host-a"].DeclareDead(t.Context(), "host-x", api.DeclareDead{Because: "burnt", Force: true})
+	p.must(err)
+	ask := func() (out []string) {
+		plan, err := p.clients["host-a"].Plan(t.Context(), api.PlanRequest{Instance: uuid, Kind: migration.PlanEvacuation})
+		p.must(err)
+		for _, r := range plan.Blockers {
+			out = append(out, r.Code)
+		}
+		return out
+	}
+	if diff := cmp.Diff([]string{"runs_elsewhere"}, ask()); diff != "" {
+		t.Error(diff)
+	}
+	p.must(p.stop["host-b"]())
+	if got := ask(); slices.Contains(got, "runs_elsewhere") || slices.Contains(got, migration.ReasonHostSilent) {
+		t.Errorf("it is silent: %s", got)
 	}
 }
