@@ -24,16 +24,17 @@ import (
 const evacuationAsk = 5 * time.Second
 
 // takeOverAnswer is what a host knows of an instance, and what is open there of the migration that the
-// instance was on when its host died; empty for nothing. Of a host that is dead nothing is known.
+// instance was on when its host died; empty for nothing. Of a host that is dead nothing is known, and of
+// one that is alive by its lease, and did not answer, why not.
 type takeOverAnswer struct {
 	auditor.Known
-	open string
-	dead bool
+	open, cut string
+	dead      bool
 }
 
 // takeOverReasons are why an instance of a dead host is not given to another: a host has it, has its
 // migration, or does not say. answers are by host, and silent says of each other host why it did not answer.
-func takeOverReasons(in fleet.Instance, answers map[string]takeOverAnswer, silent map[string]string) (out []fault.Reason) {
+func takeOverReasons(self string, in fleet.Instance, answers map[string]takeOverAnswer, silent map[string]string) (out []fault.Reason) {
 	instance, source, epoch := in.UUID, in.Host, in.Epoch
 	for _, host := range slices.Sorted(maps.Keys(answers)) {
 		k := answers[host]
@@ -58,8 +59,16 @@ func takeOverReasons(in fleet.Instance, answers map[string]takeOverAnswer, silen
 				Code: "on_a_move", Message: "when host " + source + " was lost, instance " + instance + " was on migration " + in.Moving + ", which may have taken it elsewhere: on " + host + " " + k.open, Have: in.Moving,
 				Change: "berth -c " + host + " migration settle " + in.Moving + " --guest-is-at HOST --gone " + source + ` --reason "what you have checked"`,
 			})
+		case k.cut != "":
+			out = append(out, fault.Reason{
+				Code: migration.ReasonHostSilent, Message: "host " + host + ", which is alive by its lease, does not say to " + self + " whether instance " + instance + " is there: " + k.cut, Have: host,
+				Change: "start its agent (systemctl start berth), see to the network from " + self + " to " + host + ", or ask a host that reaches it: berth -c OTHER evacuate " + instance,
+			})
 		case k.Unsure != "":
-			silent[host] = k.Unsure
+			out = append(out, fault.Reason{
+				Code: migration.ReasonLibvirtSilent, Message: "libvirt on host " + host + " does not say whether instance " + instance + " is there: " + k.Unsure, Have: host,
+				Change: "systemctl restart libvirtd on " + host + ": its guests run on",
+			})
 		}
 	}
 	for _, host := range slices.Sorted(maps.Keys(silent)) {
@@ -98,7 +107,7 @@ func (a *Agent) notElsewhere(ctx context.Context, records *fleet.Records, in fle
 	for _, key := range unreadable {
 		names = append(names, fleet.NameOf(key))
 	}
-	unrecorded, err := a.unrecordedHosts(ctx, names)
+	unrecorded, err := unrecordedHosts(ctx, a, names)
 	if err != nil {
 		a.log.Warn("which hosts without a record could have an instance of a dead host is not known", "instance", in.UUID, "error", err)
 	}
@@ -122,15 +131,23 @@ func (a *Agent) notElsewhere(ctx context.Context, records *fleet.Records, in fle
 		group.Go(a.rt, "ask "+host+" for an instance of a dead host", func() {
 			places <- struct{}{}
 			defer func() { <-places }()
-			k, err := a.knowsInstance(ctx, host, consumers)
-			if err != nil && !moving && records.HasLeases() {
-				if _, _, alive := a.deaths.Prove(ctx, host, "host:"+a.name); alive == nil {
-					return
-				}
+			k, err := knowsInstance(ctx, a, host, consumers)
+			var alive error
+			if err != nil && records.HasLeases() {
+				_, _, alive = a.deaths.Prove(ctx, host, "host:"+a.name)
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			if err != nil {
+			switch {
+			case err != nil && records.HasLeases() && alive == nil:
+				if moving {
+					answers[host] = takeOverAnswer{dead: true}
+				}
+				return
+			case fault.HasReason(alive, fleet.ReasonLeaseStands):
+				answers[host] = takeOverAnswer{cut: err.Error()}
+				return
+			case err != nil:
 				silent[host] = err.Error()
 				return
 			}
@@ -143,7 +160,7 @@ func (a *Agent) notElsewhere(ctx context.Context, records *fleet.Records, in fle
 		}
 		// All at once: most of them may have no agent, and each is waited for.
 		group.Go(a.rt, "ask "+host+", which has no record, for an instance of a dead host", func() {
-			k, err := a.knowsInstance(ctx, host, consumers)
+			k, err := knowsInstance(ctx, a, host, consumers)
 			if err != nil {
 				return // Berth may not run there
 			}
@@ -162,12 +179,12 @@ func (a *Agent) notElsewhere(ctx context.Context, records *fleet.Records, in fle
 			return never
 		})
 	}
-	return takeOverRefused(takeOverReasons(in, answers, silent))
+	return takeOverRefused(takeOverReasons(a.name, in, answers, silent))
 }
 
 // unrecordedHosts gives the other hosts that Placement or [peers] has and that keep no record, as one that only
 // observes. Those are left out that an operator has said to be without Berth.
-func (a *Agent) unrecordedHosts(ctx context.Context, recorded []string) ([]string, error) {
+func unrecordedHosts(ctx context.Context, a *Agent, recorded []string) ([]string, error) {
 	ctx, cancel := a.rt.WithTimeout(ctx, evacuationAsk)
 	defer cancel()
 	names, err := auditPeers{a}.Hosts(ctx)
@@ -180,7 +197,9 @@ func (a *Agent) unrecordedHosts(ctx context.Context, recorded []string) ([]strin
 // asked again. Where a host has the instance it is fault.Forbidden.
 func takeOverRefused(reasons []fault.Reason) error {
 	kind := fault.Unavailable
-	if slices.ContainsFunc(reasons, func(r fault.Reason) bool { return r.Code != migration.ReasonHostSilent }) {
+	if slices.ContainsFunc(reasons, func(r fault.Reason) bool {
+		return r.Code != migration.ReasonHostSilent && r.Code != migration.ReasonLibvirtSilent
+	}) {
 		kind = fault.Forbidden
 	}
 	if len(reasons) == 0 {
@@ -198,7 +217,7 @@ func answerOf(known []auditor.Known) takeOverAnswer {
 	return out
 }
 
-func (a *Agent) knowsInstance(ctx context.Context, host string, consumers []string) (takeOverAnswer, error) {
+func knowsInstance(ctx context.Context, a *Agent, host string, consumers []string) (takeOverAnswer, error) {
 	c, err := a.peers.client(host)
 	if err != nil {
 		return takeOverAnswer{}, err

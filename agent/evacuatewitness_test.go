@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -38,18 +39,20 @@ func TestTakeOver_WhatLivingHostsSay_Table(t *testing.T) {
 		"a ledger that is older has it":                                {map[string]takeOverAnswer{"host-b": {Known: auditor.Known{Owner: true, Epoch: 2}}}, nil, nil, ""},
 		"a ledger that is older has it, and it runs":                   {map[string]takeOverAnswer{"host-b": {Known: auditor.Known{Owner: true, Epoch: 2, Active: true}}}, nil, []string{"runs_elsewhere host-b"}, fault.Forbidden},
 		"a host is silent":                                             {map[string]takeOverAnswer{"host-b": {}}, map[string]string{"host-c": "no route"}, []string{"host_silent host-c"}, fault.Unavailable},
-		"a host's libvirt is silent":                                   {map[string]takeOverAnswer{"host-b": {Known: auditor.Known{Unsure: "libvirt is down"}}}, map[string]string{}, []string{"host_silent host-b"}, fault.Unavailable},
+		"a host's libvirt is silent":                                   {map[string]takeOverAnswer{"host-b": {Known: auditor.Known{Unsure: "libvirt is down"}}}, map[string]string{}, []string{"libvirt_silent host-b"}, fault.Unavailable},
 		"a host is silent, and another has it":                         {map[string]takeOverAnswer{"host-b": {Known: auditor.Known{Active: true}}}, map[string]string{"host-c": "no route"}, []string{"runs_elsewhere host-b", "host_silent host-c"}, fault.Forbidden},
+		"a host that lives has no way here":                            {map[string]takeOverAnswer{"host-b": {cut: "no route"}}, nil, []string{"host_silent host-b"}, fault.Unavailable},
 		"its migration is open there":                                  {map[string]takeOverAnswer{"host-b": {open: "migration m is not over"}, "host-c": {}}, nil, []string{"on_a_move m"}, fault.Forbidden},
 		"its migration's other host may be dead":                       {map[string]takeOverAnswer{"host-b": {dead: true}}, nil, []string{"on_a_move m"}, fault.Forbidden},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string
-			reasons := takeOverReasons(fleet.Instance{UUID: "u", Host: "host-a", Epoch: 3, Moving: "m"}, tt.answers, tt.silent)
+			reasons := takeOverReasons("host-z", fleet.Instance{UUID: "u", Host: "host-a", Epoch: 3, Moving: "m"}, tt.answers, tt.silent)
 			for _, r := range reasons {
 				got = append(got, r.Code+" "+r.Have)
-				if r.Change == "" {
-					t.Errorf("no remedy: %+v", r)
+				fences := strings.Contains(r.Change, "fence") || strings.Contains(r.Change, "declare-dead")
+				if _, silent := tt.silent[r.Have]; r.Change == "" || fences != silent {
+					t.Errorf("no remedy, or one for a dead host: %+v", r)
 				}
 			}
 			if err := takeOverRefused(reasons); tt.kind != fault.KindOf(err) {

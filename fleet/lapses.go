@@ -73,7 +73,7 @@ func (r *Records) look(ctx context.Context, host string) (left time.Duration, er
 	case err != nil:
 		return 0, err
 	case rev != 0:
-		return 0, refuse("lease_stands", "host "+host+" is alive: its lease stands", "wait until it is over, or fence the host")
+		return 0, refuse(ReasonLeaseStands, "host "+host+" is alive: its lease stands", "wait until it is over, or fence the host")
 	case l.since < 0:
 		return unknownLength.duration(), nil
 	}
@@ -114,6 +114,9 @@ func lately(host string, left time.Duration) error {
 		Have:    left.String(), Change: "ask again in " + left.String() + ", or fence the host",
 	})
 }
+
+// ReasonLeaseStands is the reason's code where a host is alive by its lease.
+const ReasonLeaseStands = "lease_stands"
 
 // ReasonLeaseOverLately is the reason's code of a death by a lease that is over for too short a
 // time; Have is how long it still takes.

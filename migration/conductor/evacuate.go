@@ -96,7 +96,7 @@ func (s evacuationSteps) untilSaid(ctx context.Context, t *task.Task, doubt stri
 		case !errors.Is(err, fault.Unavailable) && !errors.Is(err, fault.InDoubt) && !errors.Is(err, fault.Busy):
 			return err
 		case s.c.cfg.Runtime.Boot().Since-began < s.c.cfg.Patience:
-		case errors.Is(err, fault.Unavailable) && fault.HasReason(err, migration.ReasonHostSilent):
+		case migration.SilentElsewhere(err):
 			return err
 		default:
 			t.Doubt(fault.New(fault.InDoubt, "%s: %w", doubt, err))

@@ -23,7 +23,7 @@ type EvacuationPlan struct {
 // cannot be planned at all: a guest of which there is no record, records that do not answer.
 func (p Planner) Evacuation(ctx context.Context, f Fleet, e EvacuationPlan) (migration.Plan, error) {
 	g, err := f.Lost(ctx, e.Instance)
-	if errors.Is(err, fault.Forbidden) || errors.Is(err, fault.Unavailable) && fault.HasReason(err, migration.ReasonHostSilent) {
+	if errors.Is(err, fault.Forbidden) || migration.SilentElsewhere(err) {
 		return migration.Plan{Kind: migration.PlanEvacuation, Instance: e.Instance, Blockers: reasonsOr(err), Hosts: []migration.PlanHost{}, Questions: []string{}}, nil
 	}
 	if err != nil {
