@@ -61,6 +61,11 @@ func TestEvacuate_ByAskingAnyHost(t *testing.T) {
 	}
 	p.must(p.fleet.Host("host-b").Destroy(t.Context(), web))
 	p.must(p.fleet.Host("host-b").Undefine(t.Context(), web))
+	p.until("nothing of it is claimed on host-b", func() bool {
+		l, err := b.Claims(t.Context())
+		p.must(err)
+		return len(l.Claims) == 0
+	})
 	plan, err = b.Plan(t.Context(), api.PlanRequest{Instance: "web", Kind: migration.PlanEvacuation})
 	p.must(err)
 	if plan.Chosen != "host-b" || plan.Proof == nil || plan.Proof.Because != "its plug is pulled" {

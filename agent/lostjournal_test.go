@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	"berth/agent/api"
 	"berth/claims"
 	"berth/driver"
+	"berth/internal/fault"
 	"berth/migration"
 )
 
@@ -71,6 +73,9 @@ func TestLedger_AMoveWhoseJournalIsLost(t *testing.T) {
 			}
 			p.until("Placement has it there alone", func() bool {
 				_, err := p.clients[c.at].Audit(t.Context(), api.AuditRequest{Heal: true, All: true})
+				if errors.Is(err, fault.Unavailable) || errors.Is(err, fault.Busy) {
+					return false // its ledger is being rebuilt still
+				}
 				p.must(err)
 				held := p.held()[id]
 				return len(held) == 1 && held[c.at] != nil

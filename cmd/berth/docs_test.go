@@ -43,7 +43,7 @@ func golden(t *testing.T, path, got string) {
 func TestStatuses_DocumentIsTheCodesTable(t *testing.T) {
 	golden(t, "../../docs/statuses.md", `# The statuses of migrations
 
-One closed set, Nova's names. The tables are written from those that the conductor goes by (`+"`migration/conductor/status.go`"+`;
+One closed set, Nova's names. The tables are written from those that the conductor goes by (`+"`migration/transitions.go`"+`;
 `+"`go test ./cmd/berth -run Statuses -update`"+` writes this page): a status that may not follow the one before is
 logged as an error, and fails the conductor's tests. `+"`berth migration steps`"+` says which status each step shows.
 
