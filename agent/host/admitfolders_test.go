@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"berth/agent/host"
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
@@ -106,8 +107,16 @@ func TestCarry_DisksOfAPeerAreHeldAgainstPolicy(t *testing.T) {
 	good, err := operation.ReadVolumes.Ask(t.Context(), x.b, x.back)
 	x.must("read volumes", err)
 	x.world.Host("a").Put("/srv/secret", "raw", 1<<20, "of a")
+	x.world.Host("a").Put("/shared/other", "raw", 1<<20, "of another instance")
+	_, err = x.a.Create(t.Context(), host.CreateRequest{
+		Name: "other", Flavor: small, ProjectID: "project", UserID: "user", Disks: []host.CreateDisk{{Path: "/shared/other", Format: "raw"}},
+	})
+	x.must("create another instance", err)
+	x.a.fake.SetPool(driver.Pool{Name: "default", Type: "netfs", Active: true, Path: "/shared"}, driver.Volume{Name: "other.img", Path: "/shared/other"})
+	x.must("open the pool", x.a.fake.OpenPool(t.Context(), "default"))
 	for _, tt := range []struct{ name, code, attributes, source string }{
 		{"a file of the host", "path_not_allowed", "type='file'", "file='/srv/secret'"},
+		{"another's disk as a volume", "used_by_other", "type='volume'", "pool='default' volume='other.img'"},
 		{"another's socket", "path_not_allowed", "type='network'", "protocol='nbd' name='x'><host transport='unix' socket='/run/other.sock'/></source><source"},
 		{"a label", "label_not_allowed", "type='file'", "file='/shared/volume'><seclabel model='dac'><label>+0:+0</label></seclabel></source><source"},
 	} {

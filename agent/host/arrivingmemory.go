@@ -12,8 +12,7 @@ import (
 // of the domain XML before the guest has a balloon again, and a peer's word on the balloon bounds
 // nothing. Once the instance is here its claim follows the balloon's next change (usesNow).
 //
-// Cells say what they need themselves, another flavor says what the definition is to have. A domain
-// XML that cannot be read adds nothing: its preparation refuses it.
+// Cells and another flavor say themselves what is needed. What cannot be read adds nothing.
 func withAllMemory(asked topology.Resources, kind string, g migration.Guest, now topology.Flavor, cells *topology.GuestTopology) topology.Resources {
 	text := g.XML
 	switch kind {

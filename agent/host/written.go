@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"berth/agent/host/disks"
+	"berth/agent/host/volumes"
 	"berth/driver"
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
@@ -13,9 +15,8 @@ import (
 
 // writtenHere refuses an instance of another host the files of this host that it would write and that no
 // domain XML tells of: what instances that are off stand on, and old disks that are kept for an operator.
-// What an instance that runs stands on is in its domain XML (admission.Check). Whoever reads such a
-// file only, as a template, is not asked for. It reads the images of instances that are off, if the instance
-// writes a disk that is here already.
+// What an instance that runs stands on is in its domain XML (admission.Check). It reads the images of
+// instances that are off, if the instance writes a disk that is here already.
 func writtenHere(ctx context.Context, h *Host, instance string, texts ...string) ([]fault.Reason, error) {
 	var written []domainxml.Named
 	for _, text := range texts {
@@ -27,6 +28,14 @@ func writtenHere(ctx context.Context, h *Host, instance string, texts ...string)
 			return nil, fault.New(fault.Invalid, "%w", err)
 		}
 		for _, n := range doc.HostNames() {
+			if n.Kind == domainxml.NamedVolume {
+				pool, volume, _ := strings.Cut(n.Value, "/")
+				at, _, err := h.volumePath(ctx, volumes.Disk{Pool: pool, Volume: volume})
+				if err != nil || at == "" {
+					continue // its pool is not active
+				}
+				n.Kind, n.Value = domainxml.NamedPath, at
+			}
 			if n.Kind != domainxml.NamedPath || n.Device != "disk" || !n.Writes || slices.ContainsFunc(written, func(w domainxml.Named) bool { return w.Value == n.Value }) {
 				continue
 			}
@@ -49,10 +58,7 @@ func writtenHere(ctx context.Context, h *Host, instance string, texts ...string)
 	}
 	var out []fault.Reason
 	no := func(n domainxml.Named, how, change string) {
-		r := fault.Reason{Code: "used_by_other", Message: fmt.Sprintf("the %s of the instance is %s, %s", n.What, n.Value, how), Have: n.Value, Change: change}
-		if !slices.Contains(out, r) {
-			out = append(out, r)
-		}
+		out = append(out, fault.Reason{Code: "used_by_other", Message: fmt.Sprintf("the %s of the instance is %s, %s", n.What, n.Value, how), Have: n.Value, Change: change})
 	}
 	for _, n := range written {
 		a, err := survey.Of(n.Value, instance)

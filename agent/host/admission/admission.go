@@ -332,7 +332,11 @@ func (c *checker) named(n domainxml.Named) {
 		c.emulator(n)
 	case domainxml.NamedPath:
 		c.path(n)
-	case domainxml.NamedVolume, domainxml.NamedNetwork:
+	case domainxml.NamedVolume:
+		if c.usedByOther(n, string(n.Kind)+" "+n.Value) {
+			c.volume(n)
+		}
+	case domainxml.NamedNetwork:
 		c.usedByOther(n, string(n.Kind)+" "+n.Value)
 	case domainxml.NamedArgument:
 		if !c.p.Allowed.Arguments {
@@ -355,6 +359,23 @@ func (c *checker) named(n domainxml.Named) {
 		c.no("foreign_namespace", fmt.Sprintf("the domain XML has %s %s of a namespace that libvirt does not write there, and which %s does not take from other hosts", n.What, n.Value, c.p.Host), n.Value, "",
 			"send it as virsh dumpxml gives it")
 	}
+}
+
+// volume refuses a volume whose file another instance uses by another name: a path, or another pool. Pools
+// of network storage that is mounted have files, too. One whose pool is not active has none yet.
+func (c *checker) volume(n domainxml.Named) {
+	if c.p.Volume == nil {
+		return
+	}
+	pool, volume, _ := strings.Cut(n.Value, "/")
+	at, _, err := c.p.Volume(pool, volume)
+	if err != nil || at == "" {
+		return
+	}
+	if real, err := c.resolve(at); err == nil {
+		at = real
+	}
+	c.usedByOther(n, at)
 }
 
 func (c *checker) emulator(n domainxml.Named) {

@@ -56,8 +56,15 @@ func policy() Policy {
 			return path, nil
 		},
 		Volume: func(pool, volume string) (string, bool, error) {
-			if pool == "p" && volume == "v" {
+			switch pool + "/" + volume {
+			case "p/v":
 				return images + "v.img", false, nil
+			case "q/other.qcow2":
+				return images + "other.qcow2", false, nil
+			case "nfs/other.qcow2":
+				return images + "other.qcow2", true, nil
+			case "q/mine":
+				return images + "mine", false, nil
 			}
 			return "", false, nil
 		},
@@ -113,6 +120,9 @@ func TestCheck_EachElement(t *testing.T) {
 		{"beside another instance's media", "", disk("type='file' device='cdrom'", "file='/srv/isos/mine.iso'"), ""},
 		{"beside another instance's media, written", "", disk("type='file'", "file='/srv/isos/mine.iso'"), "path_not_allowed"},
 		{"another instance's media, written", "", disk("type='file'", "file='"+images+"cd.iso'"), "used_by_other"},
+		{"another instance's disk as a volume", "", disk("type='volume'", "pool='q' volume='other.qcow2'"), "used_by_other"},
+		{"another instance's disk as a volume of mounted storage", "", disk("type='volume'", "pool='nfs' volume='other.qcow2'"), "used_by_other"},
+		{"a volume of its own", "", disk("type='volume'", "pool='q' volume='mine'"), ""},
 		{"another instance's volume", "", disk("type='volume'", "pool='p' volume='v'"), "used_by_other"},
 		{"a volume", "", disk("type='volume'", "pool='p' volume='w'"), ""},
 		{"another instance's network disk", "", disk("type='network'", "protocol='rbd' name='p/x'"), "used_by_other"},

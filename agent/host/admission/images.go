@@ -51,6 +51,8 @@ func (c *checker) images(doc *domainxml.Doc) {
 			}
 			continue
 		case "volume":
+			// Its pool may have been started since.
+			c.volume(domainxml.Named{Kind: domainxml.NamedVolume, Device: "disk", What: i.What, Value: i.Source, Writes: i.Writes, Shared: i.Shared})
 			pool, volume, _ := strings.Cut(i.Source, "/")
 			at, network, err := c.p.Volume(pool, volume)
 			switch {
