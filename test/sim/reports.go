@@ -180,6 +180,11 @@ func (w *world) bothCounted(ref migration.Ref, to *machine, when string) {
 		return
 	}
 	counted := func(of *machine) placementclient.Resources {
+		if a := of.agent; a != nil {
+			if _, known := a.standing(); !known {
+				return nil // its tree is being reshaped
+			}
+		}
 		out := placementclient.Resources{}
 		for _, consumer := range []string{m.guest.uuid, m.uuid} {
 			held, err := w.placement.admin.Allocations(context.Background(), consumer)
