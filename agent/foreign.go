@@ -63,7 +63,8 @@ func (f foreignFleet) TakeToken(ctx context.Context, ref migration.Ref, source s
 	if err != nil {
 		return migration.Commit{}, false, fault.New(fault.Unavailable, "find the host that owns instance %s: %w", ref.Instance, err)
 	}
-	return takeFrom(candidates(a.name, source, slices.Sorted(maps.Keys(a.config().Peers)), providers, held), func(name string) (migration.Commit, error) {
+	without := func(host string) bool { return a.withoutBerth(asking, host) }
+	return takeFrom(candidates(a.name, source, slices.Sorted(maps.Keys(a.config().Peers)), providers, held, without), func(name string) (migration.Commit, error) {
 		return f.askOne(ctx, name, ref)
 	})
 }
@@ -76,8 +77,8 @@ type candidate struct {
 }
 
 // candidates gives the hosts to ask, those first that are likeliest to hold the
-// token; never self.
-func candidates(self, source string, peers []string, providers []placementclient.ResourceProvider, held placementclient.Allocations) []candidate {
+// token; never self. The silence of a host without Berth does not matter.
+func candidates(self, source string, peers []string, providers []placementclient.ResourceProvider, held placementclient.Allocations, without func(host string) bool) []candidate {
 	name := map[string]string{}
 	for _, p := range providers {
 		if p.IsRoot() {
@@ -108,6 +109,9 @@ func candidates(self, source string, peers []string, providers []placementclient
 	}
 	for _, host := range slices.Sorted(maps.Values(name)) {
 		add(host, false)
+	}
+	for i, c := range out {
+		out[i].matters = c.matters && !without(c.name)
 	}
 	return out
 }

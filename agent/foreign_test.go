@@ -35,17 +35,19 @@ func TestCandidates_LikeliestOwnersAreAskedFirst(t *testing.T) {
 		peers        []string
 		held         placementclient.Allocations
 		want         []candidate
+		without      string
 	}{
-		{"nobody is named: every provider, and nobody's silence matters", "", nil, on(), []candidate{{"a", false}, {"b", false}, {"c", false}}},
-		{"the named source first", "b", nil, on(), []candidate{{"b", true}, {"a", false}, {"c", false}}},
-		{"a name that is no host of ours is not asked", "elsewhere", nil, on(), []candidate{{"a", false}, {"b", false}, {"c", false}}},
-		{"who holds the allocation matters, also by a child", "", nil, on("c_numa0"), []candidate{{"c", true}, {"a", false}, {"b", false}}},
-		{"peers matter, also those that Placement does not know", "", []string{"d"}, on(), []candidate{{"d", true}, {"a", false}, {"b", false}, {"c", false}}},
-		{"a peer may be the source", "d", []string{"a", "d"}, on("b"), []candidate{{"d", true}, {"b", true}, {"a", true}, {"c", false}}},
-		{"never itself", "here", []string{"here"}, on("here"), []candidate{{"a", false}, {"b", false}, {"c", false}}},
+		{"nobody is named: every provider, and nobody's silence matters", "", nil, on(), []candidate{{"a", false}, {"b", false}, {"c", false}}, ""},
+		{"the named source first", "b", nil, on(), []candidate{{"b", true}, {"a", false}, {"c", false}}, ""},
+		{"a name that is no host of ours is not asked", "elsewhere", nil, on(), []candidate{{"a", false}, {"b", false}, {"c", false}}, ""},
+		{"who holds the allocation matters, also by a child", "", nil, on("c_numa0"), []candidate{{"c", true}, {"a", false}, {"b", false}}, ""},
+		{"peers matter, also those that Placement does not know", "", []string{"d"}, on(), []candidate{{"d", true}, {"a", false}, {"b", false}, {"c", false}}, ""},
+		{"a peer may be the source", "d", []string{"a", "d"}, on("b"), []candidate{{"d", true}, {"b", true}, {"a", true}, {"c", false}}, ""},
+		{"never itself", "here", []string{"here"}, on("here"), []candidate{{"a", false}, {"b", false}, {"c", false}}, ""},
+		{"nobody waits for a host without Berth", "b", nil, on("c"), []candidate{{"b", true}, {"c", false}, {"a", false}}, "c"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := candidates("here", tt.source, tt.peers, providers, tt.held)
+			got := candidates("here", tt.source, tt.peers, providers, tt.held, func(host string) bool { return host == tt.without })
 			if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(candidate{})); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
