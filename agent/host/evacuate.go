@@ -22,6 +22,7 @@ type FleetRecords interface {
 	Instance(ctx context.Context, uuid string) (in fleet.Instance, revision uint64, err error)
 	Dead(ctx context.Context, host string) (d fleet.Death, revision uint64, err error)
 	GiveUp(ctx context.Context, t fleet.TakeOver) error
+	HasLeases() bool
 }
 
 const (

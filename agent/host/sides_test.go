@@ -2,6 +2,7 @@ package host_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -18,6 +19,8 @@ import (
 	"berth/claims"
 	"berth/driver"
 	"berth/driver/drivertest"
+	"berth/fleet"
+	"berth/fleet/fleettest"
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/operation"
@@ -763,6 +766,46 @@ func TestYieldToken_OfAMoveThatIsOver_TakesTheTokenAlone(t *testing.T) {
 		names, _ := host.ClaimsElsewhere(s.a.Host)
 		return !known && errors.Is(err, fault.NotFound) && len(names) == 0
 	})
+}
+
+// TestYieldToken_ARecordOfTheSameHostInEtcd_EndsNothing: etcd lets every host write every instance's record.
+// The embedded store lets its holder alone, or a proven death.
+func TestYieldToken_ARecordOfTheSameHostInEtcd_EndsNothing(t *testing.T) {
+	for name, etcd := range map[string]bool{"etcd": true, "embedded": false} {
+		t.Run(name, func(t *testing.T) {
+			s := newSides(t)
+			s.left()
+			s.must("over", operation.DropContext.Ask(t.Context(), s.a, s.ref))
+			client := fleettest.NewMemory(s.rt).Client("b")
+			store := fleet.Store(client)
+			if !etcd {
+				store = client.RecordsOnly()
+			}
+			records := fleet.New(store, s.rt)
+			_, err := records.PutInstance(t.Context(), fleet.Instance{UUID: s.ref.Instance, Name: "vm1", Host: "b", Epoch: 99, Guest: json.RawMessage("{}")})
+			s.must("put its record", err)
+			var rounds atomic.Int32
+			s.a.Close()
+			s.boot("a", func(o *host.Options) {
+				s.options(o)
+				o.Records, o.Round = records, func(string) { rounds.Add(1) }
+			})
+			err = s.a.YieldToken(t.Context(), s.ref, 99, "b")
+			if !etcd {
+				if s.must("one host's word, and its record", err); s.token("a") != (claims.Token{}) {
+					t.Errorf("token %+v", s.token("a"))
+				}
+				return
+			}
+			if s.wantKind("one host's word, and its record", err, fault.Busy); !slices.Equal(codes(err), []string{"yield_unproven"}) {
+				t.Errorf("reasons %v", codes(err))
+			}
+			s.follow("it to be looked at", func() bool { return rounds.Load() > 1 })
+			if _, err := s.a.fake.Domain(t.Context(), s.ref.Instance); err != nil || s.token("a").State != claims.TokenSurrendered {
+				t.Errorf("domain: %v, token %+v", err, s.token("a"))
+			}
+		})
+	}
 }
 
 // TestYieldToken_AnotherWordOfTheSameHost_EndsNothing: neither a second epoch nor an order to clean up is a

@@ -106,11 +106,12 @@ func forgetYielded(ctx context.Context, h *Host, uuid string) error {
 	return h.tracker.Unremember(ctx, memory.At(yieldedRef(uuid), memoryYielded))
 }
 
-// hasElsewhere asks the fleet's records, and Placement where they do not say so.
+// hasElsewhere asks the fleet's records, and Placement where they do not say so. A store with leases is
+// etcd, which lets the host that said so write every instance's record: then Placement alone is asked.
 func hasElsewhere(ctx context.Context, h *Host, y yielded) bool {
 	ctx, cancel := h.rt.WithTimeout(ctx, allocationPatience)
 	defer cancel()
-	if h.o.Records != nil {
+	if h.o.Records != nil && !h.o.Records.HasLeases() {
 		rec, _, err := h.o.Records.Instance(ctx, y.Instance)
 		if err == nil && rec.Host != h.o.Name && rec.Epoch >= y.Epoch {
 			return true
