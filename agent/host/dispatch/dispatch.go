@@ -1,5 +1,6 @@
 // Package dispatch does the operations of one host, and before each what its value says that it
-// needs: the instance's lock, no tombstone of its undo, a host that does more than observe.
+// needs: input within its bounds, the instance's lock, no tombstone of its undo, a host that does more
+// than observe.
 //
 // It reads tombstones and writes those of undos, through package memory. An operation's handler
 // has the lock, and may be ended by its undo where the operation's value says so.
@@ -27,6 +28,12 @@ func (d *Dispatcher) Ask(ctx context.Context, ref migration.Ref, op *migration.O
 	h, ok := d.Handlers[op.Name]
 	if !ok {
 		return nil, fault.New(fault.Invalid, "this host has no operation %s", op.Name)
+	}
+	// Before any lock: a peer's lists may be as long as a body.
+	if v, checks := in.(interface{ Validate() error }); checks {
+		if err := v.Validate(); err != nil {
+			return nil, err
+		}
 	}
 	out, err := d.do(ctx, ref, h, in)
 	if err == nil && h.Then != nil {

@@ -82,6 +82,19 @@ func TestAsk_UnknownOperation_IsInvalid(t *testing.T) {
 	}
 }
 
+func TestAsk_ListsOutOfBounds_AreInvalidBeforeAnyLock(t *testing.T) {
+	b := newBed(t)
+	unlock, err := b.Memory.Lock(t.Context(), ref.Instance)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	err = operation.PrepChange.Ask(t.Context(), host{bed: b}, ref, migration.PrepRequest{CopyDisks: []string{"vda", "vda"}})
+	if !errors.Is(err, fault.Invalid) || len(b.calls) > 0 {
+		t.Errorf("%v, calls %v", err, b.calls)
+	}
+}
+
 func TestAsk_AnotherWorksOnTheInstance_IsBusy(t *testing.T) {
 	b := newBed(t)
 	unlock, err := b.Memory.Lock(t.Context(), ref.Instance)
