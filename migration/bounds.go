@@ -63,3 +63,17 @@ func (c CheckRequest) Validate() error { return c.Guest.checkDisks() }
 
 // Validate refuses lists of disks that no instance has; fault.Invalid.
 func (c ClaimRequest) Validate() error { return c.Guest.checkDisks() }
+
+// Validate refuses more disks than an instance has, and one that is named twice; fault.Invalid.
+func (v VolumeChanges) Validate() error {
+	var files []string
+	for _, f := range v.Files {
+		files = append(files, f.Target+" "+f.Path) // two disks may stand on one base
+	}
+	for what, list := range map[string][]string{"disks attached": v.Attached, "disks detached": v.Detached, "files of disks": files} {
+		if err := checkDisks(what, list); err != nil {
+			return err
+		}
+	}
+	return nil
+}

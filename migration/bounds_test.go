@@ -38,6 +38,9 @@ func TestValidate_ListsOfDisks_AreBoundedAndNameEachOnce(t *testing.T) {
 		"evacuation, many":     {migration.EvacuationRequest{Guest: migration.Guest{Disks: manyDisks}}, true},
 		"check, many":          {migration.CheckRequest{Guest: migration.Guest{Disks: manyDisks}}, true},
 		"claim, twice":         {migration.ClaimRequest{Guest: migration.Guest{Disks: twiceDisks}}, true},
+		"carried, many":        {migration.VolumeChanges{Attached: many}, true},
+		"carried, twice":       {migration.VolumeChanges{Detached: twice}, true},
+		"carried":              {migration.VolumeChanges{Attached: fit, Detached: fit}, false},
 		"snapshot":             {migration.SnapshotRequest{Targets: fit}, false},
 		"snapshot, twice":      {migration.SnapshotRequest{Targets: twice}, true},
 	} {

@@ -367,14 +367,17 @@ func (h *Host) carryVolumes(ctx context.Context, ref migration.Ref, v migration.
 	if err := h.gate.AdmitCarried(ctx, kept, v.Attached); err != nil {
 		return err
 	}
+	var texts []string
 	for _, element := range v.Attached {
-		written, err := writtenHere(ctx, h, ref.Instance, "<domain><name>carried</name><uuid>"+ref.Instance+"</uuid><memory>1</memory><vcpu>1</vcpu><devices>"+element+"</devices></domain>")
-		if err != nil {
-			return err
-		}
-		if len(written) > 0 {
-			return fault.Refuse(fault.Forbidden, "", written...)
-		}
+		texts = append(texts, "<domain><name>carried</name><uuid>"+ref.Instance+"</uuid><memory>1</memory><vcpu>1</vcpu><devices>"+element+"</devices></domain>")
+	}
+	// Of all together: it looks at every domain of this host that is off.
+	written, err := writtenHere(ctx, h, ref.Instance, texts...)
+	if err != nil {
+		return err
+	}
+	if len(written) > 0 {
+		return fault.Refuse(fault.Forbidden, "", written...)
 	}
 	next, err := withVolumes(kept, was.Definition, v)
 	if err != nil {

@@ -446,6 +446,37 @@ func TestApart_IsNotConfirmedByItselfWithoutItsDestination(t *testing.T) {
 	}
 }
 
+// TestConfirm_OfShippedDisks_NeedsItsDestination: its first step removes the disks at the source.
+func TestConfirm_OfShippedDisks_NeedsItsDestination(t *testing.T) {
+	w := apartly(t, script{request: apartResize}, faults{})
+	w.inProcess(func(p *simruntime.Process, c *conductor.Conductor) {
+		ctx := context.Background()
+		if _, err := c.Start(ctx, asked(apartResize, "b")); err != nil {
+			t.Fatal(err)
+		}
+		until(t, p, c, "finished", isFinished)
+		b := w.hosts["b"]
+		b.cut = true
+		if _, err := c.Confirm(ctx, moveUUID); !errors.Is(err, fault.Unavailable) || !fault.HasReason(err, "host_silent") {
+			t.Errorf("while the destination is silent: %v", err)
+		}
+		_, err := c.Settle(ctx, moveUUID, migration.Settlement{GuestIsAt: "a", Gone: []string{"b"}, Why: "b burnt"})
+		if reasons := fault.ReasonsOf(err); len(reasons) != 1 || strings.Contains(reasons[0].Change, "berth resize confirm") {
+			t.Errorf("what to do: %v", err)
+		}
+		if m, err := c.Get(ctx, moveUUID); err != nil || !isFinished(m) || w.hosts["a"].listed != "hidden" {
+			t.Errorf("%s, %v; at the source %q", m.Status, err, w.hosts["a"].listed)
+		}
+		b.cut = false
+		if _, err := c.Confirm(ctx, moveUUID); err != nil {
+			t.Fatal(err)
+		}
+		if m := until(t, p, c, "done", migration.Migration.Done); m.Status != migration.StatusConfirmed {
+			t.Errorf("ended %s, %v", m.Status, m.Err())
+		}
+	})
+}
+
 // TestAlternates_ALostRaceForRoomIsOne, and the end of an attempt's time is none.
 func TestAlternates_ALostRaceForRoomIsOne(t *testing.T) {
 	w := apartly(t, script{request: to(apartCold, "d"), named: "b", hosts: four, words: []string{"confirm"}, want: completed}, faults{})

@@ -24,7 +24,7 @@ func (s coldSteps) confirm() stage {
 	}
 }
 
-// missingThere is why a move may not be confirmed by itself: its destination does not say that it
+// missingThere is why a move may not be confirmed: its destination does not say that it
 // has the instance, and what the source keeps may be all that is left. None for a change in place.
 func (s coldSteps) missingThere(ctx context.Context) []fault.Reason {
 	s.c.mu.Lock()
@@ -47,7 +47,7 @@ func (s coldSteps) missingThere(ctx context.Context) []fault.Reason {
 	case !there.Domain.Exists, there.Ledger != migration.LedgerHere && (there.Ledger != migration.LedgerAccepted || there.Claim == ""):
 		return []fault.Reason{{
 			Code: "not_there", Message: "host " + to + " does not have instance " + s.instance + " any more, and what " + s.from + " keeps of it may be all that is left", Have: to,
-			Change: "look for the instance, then berth resize confirm " + s.uuid + ", or berth resize revert " + s.uuid,
+			Change: "look for the instance on " + to + " (virsh list --all); if it is lost there, keep what " + s.from + " has of it: nothing is removed meanwhile",
 		}}
 	}
 	return nil

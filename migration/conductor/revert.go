@@ -99,7 +99,7 @@ func (s revertSteps) carryVolumes(ctx context.Context, _ *task.Task) (any, error
 		return err
 	})
 	if err == nil {
-		err = s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
+		err = s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
 			return operation.CarryVolumes.Ask(ctx, h, s.ref(migration.StepCarryVolumes), out)
 		})
 	}

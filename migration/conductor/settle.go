@@ -265,7 +265,9 @@ func (c *Conductor) Settle(ctx context.Context, id string, w migration.Settlemen
 		return migration.Migration{}, fault.New(fault.Forbidden, "%s: it is over: %s", doing, m.Outcome)
 	case m.Stage == migration.StageFinished:
 		change := "confirm or revert it"
-		if slices.Contains(w.Gone, m.DestCompute) {
+		if slices.Contains(w.Gone, m.DestCompute) && m.Progress.DiskTotal > 0 {
+			change = "keep the disks that " + m.SourceCompute + " has of it, which may be the last ones: nothing is removed while " + m.DestCompute + " is silent; once that is back, confirm or revert it"
+		} else if slices.Contains(w.Gone, m.DestCompute) {
 			change = "berth resize confirm " + id + " gives up what " + m.SourceCompute + " keeps; then settle it once more, with --guest-is-at " + m.DestCompute
 		}
 		return migration.Migration{}, fault.Refuse(fault.Forbidden, doing, fault.Reason{

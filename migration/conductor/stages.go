@@ -233,6 +233,15 @@ func (s endings) finished(rec *migration.Migration, _ task.State) ending {
 // is not finished, fault.Busy while it is being reverted, fault.NotFound. Safe to repeat,
 // also after the end.
 func (c *Conductor) Confirm(ctx context.Context, uuid string) (migration.Migration, error) {
+	c.mu.Lock()
+	s := c.stories[uuid]
+	shipped := s != nil && s.rec.Stage == migration.StageFinished && s.view().Progress.DiskTotal > 0
+	c.mu.Unlock()
+	if shipped { // the first step removes them at the source
+		if missing := s.coldSteps().missingThere(ctx); len(missing) > 0 {
+			return migration.Migration{}, fault.Refuse(fault.Unavailable, "confirm migration "+uuid, missing...)
+		}
+	}
 	return c.leaveFinished(ctx, uuid, migration.StageConfirm)
 }
 

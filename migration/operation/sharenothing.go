@@ -46,5 +46,5 @@ var (
 	// where it was meanwhile; FinishRevert writes its definition by it. It ends with
 	// CancelReturn.
 	CarryVolumes = Order[migration.VolumeChanges]{before(migration.Before{Lock: true, Step: StepReturn}, define[migration.VolumeChanges, None]("carry-volumes",
-		"Keep what a guest was given and lost where it was, for its return.", migration.AccessConductor, Quick, nil))}
+		"Keep what a guest was given and lost where it was, for its return.", migration.AccessConductor, slow, nil))}
 )
