@@ -15,7 +15,7 @@ func TestKeeper_InstanceGivenAwayAndForgotten_KeepsItsRecord(t *testing.T) {
 	given, deleted := b.guest("host-a", "given"), b.guest("host-a", "deleted")
 	b.round("host-a")
 	a := b.up["host-a"]
-	c, err := a.tracker.Surrender(t.Context(), migration.Ref{Migration: "m", Instance: given, Attempt: 1, Step: "commit"}, "host-b")
+	c, err := a.tracker.ReleaseOwnership(t.Context(), migration.Ref{Migration: "m", Instance: given, Attempt: 1, Step: "commit"}, "host-b")
 	b.must(err)
 	b.must(a.tracker.Forget(t.Context(), given)) // before the keeper's next round
 	b.must(a.tracker.DeleteInstance(t.Context(), deleted))

@@ -22,7 +22,7 @@ func TestKeeper_HandsTheRecordOver(t *testing.T) {
 	if in := b.record(id); in.Host != "a" || !describes(in) {
 		t.Fatalf("%+v", in)
 	}
-	c, err := b.up["a"].tracker.Surrender(t.Context(), migration.Ref{Migration: "m", Instance: id, Attempt: 1, Step: "commit"}, "b")
+	c, err := b.up["a"].tracker.ReleaseOwnership(t.Context(), migration.Ref{Migration: "m", Instance: id, Attempt: 1, Step: "commit"}, "b")
 	b.must(err)
 	b.round("a")
 	in := b.record(id)

@@ -88,7 +88,7 @@ func (b *fleetBench) moved() (id string, c migration.Commit) {
 // moveAway takes an instance from a host by a move, as far as the hosts' ledgers are concerned.
 func (b *fleetBench) moveAway(id, from, to string) migration.Commit {
 	b.Helper()
-	c, err := b.up[from].tracker.Surrender(b.Context(), migration.Ref{Migration: "from-" + from, Instance: id, Attempt: 1, Step: "commit"}, to)
+	c, err := b.up[from].tracker.ReleaseOwnership(b.Context(), migration.Ref{Migration: "from-" + from, Instance: id, Attempt: 1, Step: "commit"}, to)
 	b.must(err)
 	return c
 }

@@ -155,7 +155,7 @@ func TestKeeper_StoreRemoved_ASecondWitnessConfirms(t *testing.T) {
 			}
 			if kind == kindEmbedded {
 				b.must(a.host.ConfirmByHand(t.Context(), stays, "host-b runs nothing of it", "operator:o"))
-				_, err := a.tracker.Surrender(t.Context(), migration.Ref{Migration: "m", Instance: gone, Attempt: 1, Step: "commit"}, "host-b")
+				_, err := a.tracker.ReleaseOwnership(t.Context(), migration.Ref{Migration: "m", Instance: gone, Attempt: 1, Step: "commit"}, "host-b")
 				b.must(err)
 				if done, err = a.keeper.lookRemoved(t.Context()); !done || err != nil {
 					t.Errorf("all is decided: done %t, %v", done, err)

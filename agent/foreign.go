@@ -154,7 +154,7 @@ func (f foreignFleet) askOne(ctx context.Context, host string, ref migration.Ref
 	}
 	ctx, cancel := f.a.rt.WithTimeout(ctx, surrenderPatience)
 	defer cancel()
-	return peer.Surrender(ctx, ref)
+	return peer.ReleaseOwnership(ctx, ref)
 }
 
 // HeldElsewhere implements external.Fleet.

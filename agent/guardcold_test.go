@@ -49,7 +49,7 @@ func TestGuardian_AtTheSourceOfAResize(t *testing.T) {
 	b.adopt()
 	b.must(b.a.tracker.RecordContext(ctx, ref, claims.MigrationContext{Migration: moved, Instance: guarded, Source: "host-t", Destination: "host-b"}))
 	b.refused("before it is handed over", guard.Start, "moving")
-	_, err := b.a.tracker.SurrenderHeld(ctx, ref, claims.KindResize, "host-b", "running")
+	_, err := b.a.tracker.ReleaseHeldOwnership(ctx, ref, claims.KindResize, "host-b", "running")
 	b.must(err)
 	for _, op := range []guard.Operation{guard.Prepare, guard.Start, guard.Restore} {
 		b.refused("it waits there", op, "token_elsewhere")
@@ -142,7 +142,7 @@ func TestParties_SayWhoseMigrationItIs(t *testing.T) {
 	is("of its context")
 	b.must(b.a.tracker.DropContext(ctx, ref))
 	is("of what is left of that")
-	_, err := b.a.tracker.Surrender(ctx, migration.Ref{Migration: moved, Instance: guarded, Attempt: 2}, "host-b")
+	_, err := b.a.tracker.ReleaseOwnership(ctx, migration.Ref{Migration: moved, Instance: guarded, Attempt: 2}, "host-b")
 	b.must(err)
 	is("of the guest's own leave")
 }

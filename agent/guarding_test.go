@@ -153,7 +153,7 @@ func TestGuardian_StartsNeedTheToken(t *testing.T) {
 	if got := b.owner(); got != guard.OwnerMoving {
 		t.Errorf("owner file of a guest that leaves: %q", got)
 	}
-	_, err := b.a.tracker.Surrender(ctx, ref, "host-b")
+	_, err := b.a.tracker.ReleaseOwnership(ctx, ref, "host-b")
 	b.must(err)
 	if _, codes := b.ask(guard.Start, guardDocument(1, false, ""), false); !slices.Equal(codes, []string{"token_elsewhere"}) {
 		t.Errorf("reasons %v", codes)
@@ -196,7 +196,7 @@ func TestGuardian_ArrivalsOfBerthsOwn(t *testing.T) {
 	b.ask(guard.Prepare, guardDocument(1, true, moved), true)
 	b.ask(guard.Start, guardDocument(1, true, moved), true)
 	b.ask(guard.Start, guardDocument(1, true, moved), false) // once
-	b.must(b.a.tracker.Bury(ctx, migration.Ref{Migration: moved, Instance: guarded, Attempt: 1, Step: claims.StepClaim}))
+	b.must(b.a.tracker.WriteTombstone(ctx, migration.Ref{Migration: moved, Instance: guarded, Attempt: 1, Step: claims.StepClaim}))
 	if _, codes := b.ask(guard.Migrate, guardDocument(1, true, moved), false); !slices.Equal(codes, []string{"undone"}) {
 		t.Errorf("reasons %v", codes)
 	}

@@ -27,7 +27,7 @@ const (
 //	(none)      Claim    –            Adopt, Claim¹           –                        –
 //	pending     Renew    Arrive       Bind, Exchange          Hold                     Abort, lease over, host rebooted
 //	arriving    –        Arrive²      Bind, Exchange          CancelReturn             Abort³
-//	bound       –        –            Bind²                   Hold, SurrenderHeld,     Release
+//	bound       –        –            Bind²                   Hold, ReleaseHeldOwnership,     Release
 //	                                                          Exchange, ExchangeBack⁴
 //	held        –        AwaitReturn  Exchange, ExchangeBack  Hold²                    Release, Abort⁵
 //	                                  ⁴, Retake, Bind⁶
@@ -139,8 +139,8 @@ type Image struct {
 //	from \ to    here                   surrendered      gone
 //	(none)       Own (create, adopt)    –                –
 //	             AcceptToken (commit)
-//	here         AcceptToken¹           Surrender        Forget (delete)
-//	surrendered  AcceptToken, higher    Surrender¹       Forget
+//	here         AcceptToken¹           ReleaseOwnership        Forget (delete)
+//	surrendered  AcceptToken, higher    ReleaseOwnership¹       Forget
 //	             epoch only; Retake
 //	in doubt     Decide, Restore,       Restore          Forget
 //	             AcceptToken

@@ -133,7 +133,7 @@ func TestTracker_SurrenderAndRefuseCommitRace(t *testing.T) {
 		for i := range 8 {
 			wg.Go(func() {
 				if i%2 == 0 {
-					if _, err := tracker.Surrender(ctx, ref, "other"); err == nil {
+					if _, err := tracker.ReleaseOwnership(ctx, ref, "other"); err == nil {
 						gave.Add(1)
 					}
 				} else if tracker.RefuseCommit(ctx, ref) == nil {
@@ -188,7 +188,7 @@ func TestOpen_ReadsTheLedgerOfSchema1(t *testing.T) {
 	if ok, err := tracker.Recall(ref, &made); !ok || err != nil || len(made) != 1 {
 		t.Errorf("verb: %v, %v, %v", made, ok, err)
 	}
-	if !tracker.Buried(refOf(moveOwner("arrives", "m-arrives", 1), "stream")) {
+	if !tracker.HasTombstone(refOf(moveOwner("arrives", "m-arrives", 1), "stream")) {
 		t.Error("tombstone is lost")
 	}
 }
@@ -206,7 +206,7 @@ func writeSnapshot(t *testing.T, path string) {
 	lives.Token.Epoch = 4
 	check(tracker.Adopt(ctx, lives, claims.Found{Resources: small}))
 	check(tracker.Adopt(ctx, guest("left"), claims.Found{Resources: small}))
-	check(tracker.Surrender(ctx, refOf(moveOwner("left", "m-left", 1), ""), "elsewhere"))
+	check(tracker.ReleaseOwnership(ctx, refOf(moveOwner("left", "m-left", 1), ""), "elsewhere"))
 	check(tracker.Own(ctx, guest("stays")))
 	stays := refOf(moveOwner("stays", "m-stays", 1), "record-context")
 	check(nil, tracker.RecordContext(ctx, stays, claims.MigrationContext{Migration: "m-stays", Instance: "stays", Destination: "elsewhere"}))
@@ -215,7 +215,7 @@ func writeSnapshot(t *testing.T, path string) {
 	check(tracker.Claim(ctx, claims.Request{Owner: arrives, Resources: small}))
 	check(tracker.Arrive(ctx, arrives))
 	check(nil, tracker.Remember(ctx, refOf(arrives, "prepare"), []string{"/var/lib/libvirt/images/disk"}))
-	check(nil, tracker.Bury(ctx, refOf(arrives, "stream")))
+	check(nil, tracker.WriteTombstone(ctx, refOf(arrives, "stream")))
 	check(tracker.Claim(ctx, claims.Request{Owner: moveOwner("comes", "m-comes", 1), Resources: small}))
 	check(nil, db.Put(ctx, "journal", "m-left/0001", []byte(`{"step":"claim"}`)))
 	check(nil, db.Put(ctx, "journal", "m-left/0002", []byte(`{"step":"swap"}`)))

@@ -52,7 +52,7 @@ func TestCopy_IsNoGuestOfThisHost(t *testing.T) {
 	if epoch, holder := b.Epoch("i1"); epoch != 0 {
 		t.Errorf("the ledger says that it knows epoch %d of %s", epoch, holder)
 	}
-	_, err := b.Surrender(ctx, refOf(o, ""), "host-c")
+	_, err := b.ReleaseOwnership(ctx, refOf(o, ""), "host-c")
 	wantKind(t, err, fault.NotFound)
 	wantKind(t, b.DeleteInstance(ctx, "i1"), fault.Busy)
 	wantNil(t, b.Forget(ctx, "i1"))
@@ -183,7 +183,7 @@ func TestCopy_SourcesRecordIsHiddenUntilTheGuestIsBack(t *testing.T) {
 	}
 	back := attempt(2)
 	must[claims.Claim](t)(a.AwaitReturn(ctx, refOf(back, "await"), claims.KindResize))
-	c := must[migration.Commit](t)(b.SurrenderHeld(ctx, refOf(back, "hand_back"), claims.KindResize, "host-a", "running"))
+	c := must[migration.Commit](t)(b.ReleaseHeldOwnership(ctx, refOf(back, "hand_back"), claims.KindResize, "host-a", "running"))
 	wantNil(t, a.AcceptToken(ctx, c, i))
 	a.restart()
 	if i, _ := a.Instance("i1"); i.Hidden {

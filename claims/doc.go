@@ -17,7 +17,7 @@
 //   - nobody is told of a claim, a token or a release before it is durable;
 //     what is freed can be reused only once its release is durable;
 //   - a token is here on at most one host of a fleet that keeps the hand-over's
-//     order: the giver's Surrender durable before the receiver's AcceptToken.
+//     order: the giver's ReleaseOwnership durable before the receiver's AcceptToken.
 //
 // Under the lock there is arithmetic and enqueueing; the durable commit is
 // shared by many callers outside it. A change that is on its way counts on both

@@ -145,7 +145,7 @@ func TestTracker_ExchangeRefuses(t *testing.T) {
 		}, fault.Forbidden},
 		"undone": {func(t *testing.T, b *bench) {
 			changing(t, b, o, pinned(huge, 1), pinned(huge, 2))
-			wantNil(t, b.Bury(ctx, refOf(o, "apply_change")))
+			wantNil(t, b.WriteTombstone(ctx, refOf(o, "apply_change")))
 		}, fault.Forbidden},
 		"the claim was aborted": {func(t *testing.T, b *bench) {
 			changing(t, b, o, pinned(huge, 1), pinned(huge, 2))

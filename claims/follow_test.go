@@ -205,7 +205,7 @@ func TestFollow_NotWhatMovesOrIsNotHere(t *testing.T) {
 	wantKind(t, see("grows"), fault.Busy)
 	// One that has left by other hands: its claim is here for as long as its domain.
 	must[claims.Claim](t)(b.Adopt(ctx, guest("left"), claims.Found{Resources: small}))
-	must[migration.Commit](t)(b.Surrender(ctx, migration.Ref{Migration: "m3", Instance: "left", Attempt: 1}, "o"))
+	must[migration.Commit](t)(b.ReleaseOwnership(ctx, migration.Ref{Migration: "m3", Instance: "left", Attempt: 1}, "o"))
 	wantKind(t, see("left"), fault.NotFound)
 }
 

@@ -68,8 +68,8 @@ type half struct {
 	// host may have counted the guest here already.
 	Lapsed *lapsed `json:"lapsed,omitempty"`
 
-	// Buried is the highest attempt of each step whose undo has run.
-	Buried map[string]int `json:"buried,omitempty"`
+	// HasTombstone is the highest attempt of each step whose undo has run.
+	HasTombstone map[string]int `json:"buried,omitempty"`
 
 	// Written is when it last changed: TombstoneKeep runs from then.
 	Written runtime.BootTime `json:"written"`
@@ -106,7 +106,7 @@ func (h half) clone() half {
 		w := h.Word.clone()
 		h.Word = &w
 	}
-	h.Buried = maps.Clone(h.Buried)
+	h.HasTombstone = maps.Clone(h.HasTombstone)
 	return h
 }
 
@@ -203,10 +203,10 @@ func (t *Tracker) pastUseLocked(id string) bool {
 	return true
 }
 
-// Bury leaves the tombstone of an undo: from now on a verb of this step is late
+// WriteTombstone leaves the tombstone of an undo: from now on a verb of this step is late
 // at this attempt and below. An undo leaves it before it takes anything away, so
 // that a late verb cannot build it up again behind it. Safe to repeat.
-func (t *Tracker) Bury(ctx context.Context, ref migration.Ref) error {
+func (t *Tracker) WriteTombstone(ctx context.Context, ref migration.Ref) error {
 	if err := validRef(ref, "bury step", true); err != nil {
 		return err
 	}
@@ -224,23 +224,23 @@ func (t *Tracker) buryLocked(ref migration.Ref) plan {
 		return plan{}
 	}
 	h := t.migrations[ref.Migration].clone()
-	if h.Buried == nil {
-		h.Buried = map[string]int{}
+	if h.HasTombstone == nil {
+		h.HasTombstone = map[string]int{}
 	}
-	h.Buried[ref.Step] = ref.Attempt
+	h.HasTombstone[ref.Step] = ref.Attempt
 	return t.writeHalf(ref.Migration, h)
 }
 
-// Buried reports whether a verb is late: its step was undone at this attempt or
+// HasTombstone reports whether a verb is late: its step was undone at this attempt or
 // a later one.
-func (t *Tracker) Buried(ref migration.Ref) bool {
+func (t *Tracker) HasTombstone(ref migration.Ref) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.buriedLocked(ref)
 }
 
 func (t *Tracker) buriedLocked(ref migration.Ref) bool {
-	attempt, ok := t.migrations[ref.Migration].Buried[ref.Step]
+	attempt, ok := t.migrations[ref.Migration].HasTombstone[ref.Step]
 	return ok && attempt >= ref.Attempt
 }
 
@@ -313,10 +313,10 @@ func (t *Tracker) DropContext(ctx context.Context, ref migration.Ref) error {
 			h.Context, h.ContextAttempt, changed = nil, 0, true
 		}
 		if ref.Step != "" && !t.buriedLocked(ref) {
-			if h.Buried == nil {
-				h.Buried = map[string]int{}
+			if h.HasTombstone == nil {
+				h.HasTombstone = map[string]int{}
 			}
-			h.Buried[ref.Step], changed = ref.Attempt, true
+			h.HasTombstone[ref.Step], changed = ref.Attempt, true
 		}
 		if !changed {
 			return plan{}, nil

@@ -43,8 +43,8 @@ func TestTracker_ContextOfASource(t *testing.T) {
 
 func TestTracker_BuriedAtOrBelow(t *testing.T) {
 	b := newBench(t, "h")
-	wantNil(t, b.Bury(ctx, migration.Ref{Migration: "m1", Instance: "i1", Attempt: 3, Step: "prepare"}))
-	wantNil(t, b.Bury(ctx, migration.Ref{Migration: "m1", Instance: "i1", Attempt: 2, Step: "prepare"})) // must not lower it
+	wantNil(t, b.WriteTombstone(ctx, migration.Ref{Migration: "m1", Instance: "i1", Attempt: 3, Step: "prepare"}))
+	wantNil(t, b.WriteTombstone(ctx, migration.Ref{Migration: "m1", Instance: "i1", Attempt: 2, Step: "prepare"})) // must not lower it
 	b.restart()
 	for _, tt := range []struct {
 		ref  migration.Ref
@@ -56,7 +56,7 @@ func TestTracker_BuriedAtOrBelow(t *testing.T) {
 		{migration.Ref{Migration: "m1", Instance: "i1", Attempt: 1, Step: "stream"}, false},
 		{migration.Ref{Migration: "m2", Instance: "i1", Attempt: 1, Step: "prepare"}, false},
 	} {
-		if got := b.Buried(tt.ref); got != tt.want {
+		if got := b.HasTombstone(tt.ref); got != tt.want {
 			t.Errorf("%+v: %v", tt.ref, got)
 		}
 	}
@@ -76,7 +76,7 @@ func TestTracker_VerbsAreRemembered(t *testing.T) {
 	wantNil(t, b.Remember(ctx, other, made{}))
 	wantKind(t, b.Remember(ctx, ref, func() {}), fault.Invalid)
 	b.restart()
-	wantNil(t, b.Bury(ctx, ref))
+	wantNil(t, b.WriteTombstone(ctx, ref))
 	var got made
 	if ok, err := b.Recall(ref, &got); !ok || err != nil || !cmp.Equal(made{[]string{"one", "two"}}, got) {
 		t.Errorf("recall by the undo: %+v, %v, %v", got, ok, err)
@@ -95,7 +95,7 @@ func TestTracker_VerbsAreRemembered(t *testing.T) {
 	if ok, _ := b.Recall(other, &got); ok {
 		t.Error("remembered after the migration was forgotten")
 	}
-	if !b.Buried(ref) {
+	if !b.HasTombstone(ref) {
 		t.Error("the tombstone went too early")
 	}
 }
@@ -104,26 +104,26 @@ func TestTracker_TombstonesArePrunedWhenPastUse(t *testing.T) {
 	b := newBench(t, "host-a")
 	must[claims.Claim](t)(b.Adopt(ctx, guest("i1"), claims.Found{Resources: small}))
 	ref := refOf(moveOwner("i1", "m1", 1), "prepare")
-	wantNil(t, b.Bury(ctx, ref))
+	wantNil(t, b.WriteTombstone(ctx, ref))
 	made := refOf(moveOwner("i3", "m3", 1), "prepared")
-	wantNil(t, b.Bury(ctx, refOf(moveOwner("i3", "m3", 1), "claim")))
+	wantNil(t, b.WriteTombstone(ctx, refOf(moveOwner("i3", "m3", 1), "claim")))
 	wantNil(t, b.Remember(ctx, made, "a disk"))
 	leaving := refOf(moveOwner("i1", "m2", 1), "commit")
-	must[migration.Commit](t)(b.Surrender(ctx, leaving, "host-b"))
+	must[migration.Commit](t)(b.ReleaseOwnership(ctx, leaving, "host-b"))
 	b.clock.reboot()
 	b.clock.advance(claims.TombstoneKeep - 1)
 	b.restart() // the time runs from here: the boot is another one
 	b.clock.advance(claims.TombstoneKeep - 1)
 	wantNil(t, b.Prune(ctx))
-	if !b.Buried(ref) {
+	if !b.HasTombstone(ref) {
 		t.Error("gone before its time")
 	}
 	b.clock.advance(claims.TombstoneKeep)
 	wantNil(t, b.Prune(ctx))
-	if b.Buried(ref) {
+	if b.HasTombstone(ref) {
 		t.Error("kept past its use")
 	}
-	if made.Step = "claim"; !b.Buried(made) {
+	if made.Step = "claim"; !b.HasTombstone(made) {
 		t.Error("a tombstone went while a verb of its migration is remembered")
 	}
 	if _, ok := b.Committed("m2"); !ok {
@@ -132,7 +132,7 @@ func TestTracker_TombstonesArePrunedWhenPastUse(t *testing.T) {
 	wantNil(t, b.Forget(ctx, "i1"))
 	wantNil(t, b.Prune(ctx))
 	b.restart()
-	if _, ok := b.Committed("m2"); ok || b.Buried(ref) {
+	if _, ok := b.Committed("m2"); ok || b.HasTombstone(ref) {
 		t.Error("kept past its use")
 	}
 }

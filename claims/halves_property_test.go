@@ -154,7 +154,7 @@ func TestTracker_HalvesAreChangedAsAWhole(t *testing.T) {
 		surrender := func(t *rapid.T) {
 			h, o := host.Draw(t, "host"), move(t)
 			do(t, h, func() error {
-				c, err := h.SurrenderHeld(ctx, refOf(o, "hand_over"), o.Kind, other(h).host, "")
+				c, err := h.ReleaseHeldOwnership(ctx, refOf(o, "hand_over"), o.Kind, other(h).host, "")
 				if err == nil && !slices.Contains(commits, c) {
 					commits = append(commits, c)
 				}
@@ -192,7 +192,7 @@ func TestTracker_HalvesAreChangedAsAWhole(t *testing.T) {
 			if rapid.Bool().Draw(t, "stops") {
 				return
 			}
-			if c, err := from.SurrenderHeld(ctx, refOf(o, "hand_over"), o.Kind, to.host, ""); err == nil {
+			if c, err := from.ReleaseHeldOwnership(ctx, refOf(o, "hand_over"), o.Kind, to.host, ""); err == nil {
 				commits = append(commits, c)
 				_ = to.AcceptToken(ctx, c, guest("i1"))
 				_, _ = to.Bind(ctx, o)

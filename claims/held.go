@@ -13,17 +13,17 @@ import (
 //
 //	source's claim                 by
 //	instance's, bound              –
-//	migration's, held              SurrenderHeld; CancelReturn
+//	migration's, held              ReleaseHeldOwnership; CancelReturn
 //	migration's, arriving          AwaitReturn, of the next attempt
 //	instance's, bound              AcceptToken of that attempt, then Bind
 //	gone                           Release (confirmed)
 
-// SurrenderHeld is SurrenderAs of a guest that may come back: in the same commit the
+// ReleaseHeldOwnership is ReleaseOwnershipAs of a guest that may come back: in the same commit the
 // instance's own claim becomes the migration's, of ref's attempt and this kind, held.
-// The same attempt asking again gets the same Commit. Errors are Surrender's, and
+// The same attempt asking again gets the same Commit. Errors are ReleaseOwnership's, and
 // fault.Busy while another move has a claim of the instance here; fault.NotFound when
 // the instance has no bound claim of its own.
-func (t *Tracker) SurrenderHeld(ctx context.Context, ref migration.Ref, kind Kind, to string, power migration.PowerState) (migration.Commit, error) {
+func (t *Tracker) ReleaseHeldOwnership(ctx context.Context, ref migration.Ref, kind Kind, to string, power migration.PowerState) (migration.Commit, error) {
 	if err := validChange(ref, "surrender token", kind); err != nil {
 		return migration.Commit{}, err
 	}
@@ -46,7 +46,7 @@ func (t *Tracker) SurrenderHeld(ctx context.Context, ref migration.Ref, kind Kin
 	})
 }
 
-// AwaitReturn makes a half that is held here since SurrenderHeld wait for its guest: it
+// AwaitReturn makes a half that is held here since ReleaseHeldOwnership wait for its guest: it
 // is arriving, and of ref's attempt, which is above the one that took the guest away. So
 // AcceptToken takes the commit of that attempt, and Bind makes the claim the instance's
 // own again. Safe to repeat, also after Bind. fault.Forbidden when the step was undone,

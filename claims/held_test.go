@@ -21,7 +21,7 @@ func resized(t *testing.T) (a, b *bench, left migration.Commit) {
 	wantNil(t, a.RecordContext(ctx, refOf(o, "record_context"), x))
 	must[claims.Claim](t)(b.Claim(ctx, claims.Request{Owner: o, Resources: larger, Context: &x}))
 	must[claims.Claim](t)(b.Arrive(ctx, o))
-	left = must[migration.Commit](t)(a.SurrenderHeld(ctx, refOf(o, "hand_over"), claims.KindResize, "host-b", "running"))
+	left = must[migration.Commit](t)(a.ReleaseHeldOwnership(ctx, refOf(o, "hand_over"), claims.KindResize, "host-b", "running"))
 	wantNil(t, b.AcceptToken(ctx, left, guest("i1")))
 	must[claims.Claim](t)(b.Bind(ctx, o))
 	return a, b, left
@@ -90,7 +90,7 @@ func TestTracker_ResizedGuestWaitsToBeConfirmed(t *testing.T) {
 	}
 
 	// Repeated and late verbs leave it so.
-	if c := must[migration.Commit](t)(a.SurrenderHeld(ctx, refOf(attempt(1), "hand_over"), claims.KindResize, "host-b", "paused")); c != left {
+	if c := must[migration.Commit](t)(a.ReleaseHeldOwnership(ctx, refOf(attempt(1), "hand_over"), claims.KindResize, "host-b", "paused")); c != left {
 		t.Errorf("repeated: %+v, want %+v", c, left)
 	}
 	_, err := a.Bind(ctx, attempt(1))
@@ -147,7 +147,7 @@ func TestTracker_ResizedGuestComesBack(t *testing.T) {
 	}
 	wantNil(t, a.CancelReturn(ctx, refOf(attempt(2), "await_return"), claims.KindResize)) // late: not the third's
 
-	back := must[migration.Commit](t)(b.SurrenderHeld(ctx, refOf(attempt(3), "hand_back"), claims.KindResize, "host-a", ""))
+	back := must[migration.Commit](t)(b.ReleaseHeldOwnership(ctx, refOf(attempt(3), "hand_back"), claims.KindResize, "host-a", ""))
 	if back.Epoch != 3 {
 		t.Errorf("epoch %d, want 3", back.Epoch)
 	}
@@ -169,7 +169,7 @@ func TestTracker_ResizedGuestComesBack(t *testing.T) {
 	must[claims.Claim](t)(a.AwaitReturn(ctx, refOf(attempt(3), "await_return"), claims.KindResize)) // repeated
 
 	// What was said of the way there is past.
-	_, err = a.SurrenderHeld(ctx, refOf(attempt(1), "hand_over"), claims.KindResize, "host-b", "")
+	_, err = a.ReleaseHeldOwnership(ctx, refOf(attempt(1), "hand_over"), claims.KindResize, "host-b", "")
 	wantKind(t, err, fault.Forbidden)
 	wantKind(t, a.RefuseCommit(ctx, refOf(attempt(1), "")), fault.Forbidden)
 	wantKind(t, b.AcceptToken(ctx, left, guest("i1")), fault.Forbidden)
@@ -193,15 +193,15 @@ func TestTracker_ResizedGuestComesBack(t *testing.T) {
 	wantUsed(t, a, small)
 	wantUsed(t, b, topology.Resources{})
 	// It is free to move again.
-	must[migration.Commit](t)(a.Surrender(ctx, refOf(moveOwner("i1", "m2", 1), ""), "host-b"))
+	must[migration.Commit](t)(a.ReleaseOwnership(ctx, refOf(moveOwner("i1", "m2", 1), ""), "host-b"))
 }
 
 func TestTracker_KeptGuestIsNotHandedBack(t *testing.T) {
 	_, b, _ := resized(t)
 	wantNil(t, b.RefuseCommit(ctx, refOf(attempt(2), "")))
-	_, err := b.SurrenderHeld(ctx, refOf(attempt(2), "hand_back"), claims.KindResize, "host-a", "")
+	_, err := b.ReleaseHeldOwnership(ctx, refOf(attempt(2), "hand_back"), claims.KindResize, "host-a", "")
 	wantKind(t, err, fault.Forbidden)
-	must[migration.Commit](t)(b.SurrenderHeld(ctx, refOf(attempt(3), "hand_back"), claims.KindResize, "host-a", ""))
+	must[migration.Commit](t)(b.ReleaseHeldOwnership(ctx, refOf(attempt(3), "hand_back"), claims.KindResize, "host-a", ""))
 }
 
 func TestTracker_SurrenderHeldNeedsOneBoundClaim(t *testing.T) {
@@ -214,12 +214,12 @@ func TestTracker_SurrenderHeldNeedsOneBoundClaim(t *testing.T) {
 		"changed on its host": {func(t *testing.T, b *bench) {
 			must[claims.Claim](t)(b.Claim(ctx, claims.Request{Owner: resizeOwner("i1", "m2"), Resources: small}))
 		}, fault.Busy},
-		"undone": {func(t *testing.T, b *bench) { wantNil(t, b.Bury(ctx, refOf(attempt(1), "hand_over"))) }, fault.Forbidden},
+		"undone": {func(t *testing.T, b *bench) { wantNil(t, b.WriteTombstone(ctx, refOf(attempt(1), "hand_over"))) }, fault.Forbidden},
 	} {
 		b := newBench(t, "host-a")
 		must[claims.Claim](t)(b.Adopt(ctx, guest("i1"), claims.Found{Resources: small}))
 		tt.prepare(t, b)
-		_, err := b.SurrenderHeld(ctx, refOf(attempt(1), "hand_over"), claims.KindResize, "host-b", "")
+		_, err := b.ReleaseHeldOwnership(ctx, refOf(attempt(1), "hand_over"), claims.KindResize, "host-b", "")
 		if got := fault.KindOf(err); got != tt.want {
 			t.Errorf("%s: %v, want %q", name, err, tt.want)
 		}
@@ -248,7 +248,7 @@ func TestTracker_ResizeFromElsewhereNeedsAFreshHost(t *testing.T) {
 	must[claims.Claim](t)(b.Adopt(ctx, guest("i1"), claims.Found{Resources: small}))
 	wantKind(t, b.CheckClaim(claims.Request{Owner: attempt(1), Resources: small, Context: from("host-a")}), fault.Exists)
 	wantNil(t, b.CheckClaim(claims.Request{Owner: attempt(1), Resources: small, Context: from("host-b")}))
-	must[migration.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m0", 1), ""), "host-a"))
+	must[migration.Commit](t)(b.ReleaseOwnership(ctx, refOf(moveOwner("i1", "m0", 1), ""), "host-a"))
 	wantKind(t, b.CheckClaim(claims.Request{Owner: attempt(1), Resources: small, Context: from("host-a")}), fault.Exists)
 	wantKind(t, b.CheckClaim(claims.Request{Owner: attempt(1), Resources: small}), fault.Exists)
 	wantNil(t, b.Forget(ctx, "i1"))

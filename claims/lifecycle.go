@@ -171,10 +171,10 @@ func (t *Tracker) Abort(ctx context.Context, ref migration.Ref) error {
 		if remove != nil && remove.claim.Context != nil && remove.claim.Context.apart() != "" {
 			// It goes on asking, and an operator may have to settle what it asked for.
 			h := t.migrations[ref.Migration].clone()
-			if h.Buried == nil {
-				h.Buried = map[string]int{}
+			if h.HasTombstone == nil {
+				h.HasTombstone = map[string]int{}
 			}
-			h.Buried[ref.Step], h.Conductor = max(h.Buried[ref.Step], ref.Attempt), remove.claim.Context.apart()
+			h.HasTombstone[ref.Step], h.Conductor = max(h.HasTombstone[ref.Step], ref.Attempt), remove.claim.Context.apart()
 			if remove.claim.Owner.Kind == KindEvacuation {
 				h.lapse(remove.claim)
 			}

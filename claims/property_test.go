@@ -38,7 +38,7 @@ type model struct {
 type fleet struct {
 	hosts   []*model
 	commits []migration.Commit // all that were ever answered, to be sent again and late
-	gave    map[string]bool    // migration/attempt: Surrender succeeded
+	gave    map[string]bool    // migration/attempt: ReleaseOwnership succeeded
 	kept    map[string]bool    // migration/attempt: RefuseCommit succeeded
 }
 
@@ -112,7 +112,7 @@ func (f *fleet) crash(t *rapid.T, m *model, reboot bool) {
 	}
 }
 
-// given notes the answer of a Surrender, which may be the old one again.
+// given notes the answer of a ReleaseOwnership, which may be the old one again.
 func (f *fleet) given(m *model, c migration.Commit) {
 	f.commits = append(f.commits, c)
 	f.gave[fmt.Sprint(m.host, c.Migration, c.Attempt)] = true
@@ -156,7 +156,7 @@ func (f *fleet) check(t *rapid.T) {
 	}
 	for attempt := range f.gave {
 		if f.kept[attempt] {
-			t.Fatalf("both Surrender and RefuseCommit succeeded for %s", attempt)
+			t.Fatalf("both ReleaseOwnership and RefuseCommit succeeded for %s", attempt)
 		}
 	}
 }
@@ -233,7 +233,7 @@ func TestTracker_LedgerIsWhatWasAnswered(t *testing.T) {
 		}
 		surrender := func(t *rapid.T) {
 			m, o, to := hosts.Draw(t, "host"), move(t), hosts.Draw(t, "to")
-			c, err := m.Surrender(ctx, refOf(o, ""), to.host)
+			c, err := m.ReleaseOwnership(ctx, refOf(o, ""), to.host)
 			if !m.answered(t, o.Instance, err) {
 				return
 			}
@@ -332,7 +332,7 @@ func TestTracker_LedgerIsWhatWasAnswered(t *testing.T) {
 					if m.tokens[o.Instance].State != claims.TokenHere || m == to {
 						continue
 					}
-					commit, err := m.Surrender(ctx, refOf(o, ""), to.host)
+					commit, err := m.ReleaseOwnership(ctx, refOf(o, ""), to.host)
 					if !m.answered(t, o.Instance, err) {
 						continue
 					}

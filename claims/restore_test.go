@@ -98,7 +98,7 @@ func TestTracker_AGuestInDoubtIsCountedAndNobodysUntilAWord(t *testing.T) {
 		t.Errorf("used %v: it is not counted", u.Used)
 	}
 	ref := migration.Ref{Migration: lostMove, Instance: lostGuest, Attempt: 1}
-	if _, err := tracker.Surrender(ctx, ref, "host-b"); !errors.Is(err, fault.Forbidden) || fault.ReasonsOf(err)[0].Code != "token_in_doubt" {
+	if _, err := tracker.ReleaseOwnership(ctx, ref, "host-b"); !errors.Is(err, fault.Forbidden) || fault.ReasonsOf(err)[0].Code != "token_in_doubt" {
 		t.Errorf("it is given away: %v", err)
 	}
 	if _, err := tracker.Own(ctx, Instance{UUID: lostGuest, Name: "lost"}); !errors.Is(err, fault.Forbidden) {
@@ -252,7 +252,7 @@ func TestTracker_OnAFullDiskReleasesAndUndosGoOn(t *testing.T) {
 		ref := migration.Ref{Migration: id(3, i), Instance: id(2, i), Attempt: 1}
 		prepare := ref
 		prepare.Step = "pre_live_migration"
-		if err := errors.Join(tracker.Bury(ctx, prepare), tracker.Abort(ctx, ref)); err != nil {
+		if err := errors.Join(tracker.WriteTombstone(ctx, prepare), tracker.Abort(ctx, ref)); err != nil {
 			t.Fatalf("undo of move %d of %d: %v", i, moves, err)
 		}
 	}

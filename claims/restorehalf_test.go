@@ -33,7 +33,7 @@ func TestTracker_RestoresTheHalvesOfAResize(t *testing.T) {
 	must[claims.Claim](t)(b.Bind(ctx, attempt(1))) // as asked again
 
 	must[claims.Claim](t)(a.AwaitReturn(ctx, refOf(attempt(2), ""), claims.KindResize))
-	back := must[migration.Commit](t)(b.SurrenderHeld(ctx, refOf(attempt(2), ""), claims.KindResize, "host-a", ""))
+	back := must[migration.Commit](t)(b.ReleaseHeldOwnership(ctx, refOf(attempt(2), ""), claims.KindResize, "host-a", ""))
 	wantNil(t, a.AcceptToken(ctx, back, guest("i1")))
 	must[claims.Claim](t)(a.Bind(ctx, attempt(2)))
 	wantSide(t, "back", a, side{has(3, "host-a"), only(instanceOwner("i1"), claims.Bound), "host-b"})

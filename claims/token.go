@@ -8,21 +8,21 @@ import (
 	"berth/migration"
 )
 
-// Surrender gives an instance's token away, for the attempt that ref names, to
+// ReleaseOwnership gives an instance's token away, for the attempt that ref names, to
 // the host named. Once it returns, the guest is no longer this host's: that is
 // the move's point of no return. The same attempt asking again gets the same
 // Commit. fault.Forbidden when the token is not here, when RefuseCommit was
 // first, or when another attempt of the migration has committed; fault.NotFound
-// when the instance is not known. Of Surrender and RefuseCommit for one attempt
-// exactly one ever succeeds. Its claim stays the instance's: see SurrenderHeld for a
+// when the instance is not known. Of ReleaseOwnership and RefuseCommit for one attempt
+// exactly one ever succeeds. Its claim stays the instance's: see ReleaseHeldOwnership for a
 // guest that may come back.
-func (t *Tracker) Surrender(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
-	return t.SurrenderAs(ctx, ref, to, "")
+func (t *Tracker) ReleaseOwnership(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
+	return t.ReleaseOwnershipAs(ctx, ref, to, "")
 }
 
-// SurrenderAs is Surrender with what the guest's user has chosen for it, which is kept
+// ReleaseOwnershipAs is ReleaseOwnership with what the guest's user has chosen for it, which is kept
 // in the commit: whoever finishes the move has nobody else to ask.
-func (t *Tracker) SurrenderAs(ctx context.Context, ref migration.Ref, to string, power migration.PowerState) (migration.Commit, error) {
+func (t *Tracker) ReleaseOwnershipAs(ctx context.Context, ref migration.Ref, to string, power migration.PowerState) (migration.Commit, error) {
 	if err := validRef(ref, "surrender token", true); err != nil {
 		return migration.Commit{}, err
 	}
@@ -96,7 +96,7 @@ func hasLeft(c migration.Commit) fault.Reason {
 	}
 }
 
-// RefuseCommit is the source's other decision: it keeps the guest, and Surrender
+// RefuseCommit is the source's other decision: it keeps the guest, and ReleaseOwnership
 // for this attempt or a lower one is refused from now on. nil means that the
 // token is here and stays, so that the guest may be resumed. Safe to repeat.
 // fault.Forbidden when the token has left, by this migration or another;

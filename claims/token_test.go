@@ -25,7 +25,7 @@ func TestTracker_TokenMovesOnce(t *testing.T) {
 
 	want := migration.Commit{Instance: "i1", Migration: "m1", Attempt: 1, Epoch: 2, From: "host-a", To: "host-b"}
 	for range 2 {
-		got := must[migration.Commit](t)(a.Surrender(ctx, refOf(o, "commit"), "host-b"))
+		got := must[migration.Commit](t)(a.ReleaseOwnership(ctx, refOf(o, "commit"), "host-b"))
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("commit (-want +got):\n%s", diff)
 		}
@@ -35,9 +35,9 @@ func TestTracker_TokenMovesOnce(t *testing.T) {
 		t.Errorf("committed: %+v, %v", c, ok)
 	}
 	wantKind(t, a.RefuseCommit(ctx, refOf(o, "")), fault.Forbidden)
-	_, err := a.Surrender(ctx, refOf(o, "commit"), "host-c")
+	_, err := a.ReleaseOwnership(ctx, refOf(o, "commit"), "host-c")
 	wantKind(t, err, fault.Forbidden)
-	_, err = a.Surrender(ctx, refOf(moveOwner("i1", "m2", 1), "commit"), "host-b")
+	_, err = a.ReleaseOwnership(ctx, refOf(moveOwner("i1", "m2", 1), "commit"), "host-b")
 	wantKind(t, err, fault.Forbidden)
 	_, err = a.Own(ctx, guest("i1"))
 	wantKind(t, err, fault.Forbidden)
@@ -60,7 +60,7 @@ func TestTracker_TokenMovesOnce(t *testing.T) {
 	if _, ok := a.Instance("i1"); ok || len(a.List()) > 0 {
 		t.Error("the giver kept the record or the claim")
 	}
-	if c := must[migration.Commit](t)(a.Surrender(ctx, refOf(o, "commit"), "host-b")); c != want {
+	if c := must[migration.Commit](t)(a.ReleaseOwnership(ctx, refOf(o, "commit"), "host-b")); c != want {
 		t.Errorf("a late repetition after Forget: %+v", c)
 	}
 }
@@ -70,7 +70,7 @@ func TestTracker_TokenComesBackWithAHigherEpoch(t *testing.T) {
 	must[claims.Claim](t)(a.Adopt(ctx, guest("i1"), claims.Found{Resources: small}))
 	there, back := moveOwner("i1", "m1", 1), moveOwner("i1", "m2", 1)
 	arriving(t, b, there)
-	first := must[migration.Commit](t)(a.Surrender(ctx, refOf(there, ""), "host-b"))
+	first := must[migration.Commit](t)(a.ReleaseOwnership(ctx, refOf(there, ""), "host-b"))
 	wantNil(t, b.AcceptToken(ctx, first, guest("i1")))
 	must[claims.Claim](t)(b.Bind(ctx, there))
 	if c, gave := a.GaveAway("i1"); !gave || c != first {
@@ -82,7 +82,7 @@ func TestTracker_TokenComesBackWithAHigherEpoch(t *testing.T) {
 	wantKind(t, err, fault.Exists)
 	wantNil(t, a.Release(ctx, instanceOwner("i1")))
 	arriving(t, a, back)
-	second := must[migration.Commit](t)(b.Surrender(ctx, refOf(back, ""), "host-a"))
+	second := must[migration.Commit](t)(b.ReleaseOwnership(ctx, refOf(back, ""), "host-a"))
 	if second.Epoch != 3 {
 		t.Errorf("epoch %d, want 3", second.Epoch)
 	}
@@ -145,7 +145,7 @@ func TestTracker_RefuseCommitAndSurrenderExcludeEachOther(t *testing.T) {
 		b.restart()
 	}
 	for attempt, refused := range map[int]bool{1: true, 2: true} {
-		_, err := b.Surrender(ctx, refOf(moveOwner("i1", "m1", attempt), ""), "host-b")
+		_, err := b.ReleaseOwnership(ctx, refOf(moveOwner("i1", "m1", attempt), ""), "host-b")
 		wantKind(t, err, fault.Forbidden)
 		if b.CommitRefused("m1", attempt) != refused {
 			t.Errorf("attempt %d refused: %v", attempt, !refused)
@@ -154,7 +154,7 @@ func TestTracker_RefuseCommitAndSurrenderExcludeEachOther(t *testing.T) {
 	if b.CommitRefused("m1", 3) {
 		t.Error("a later attempt is refused")
 	}
-	must[migration.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m1", 3), ""), "host-b"))
+	must[migration.Commit](t)(b.ReleaseOwnership(ctx, refOf(moveOwner("i1", "m1", 3), ""), "host-b"))
 	for _, attempt := range []int{2, 3, 4} { // nil would let the caller resume the guest
 		wantKind(t, b.RefuseCommit(ctx, refOf(moveOwner("i1", "m1", attempt), "")), fault.Forbidden)
 	}
@@ -194,7 +194,7 @@ func TestTracker_NamesAreUniqueAmongTheLiving(t *testing.T) {
 	if i, ok := b.InstanceByName(one.Name); !ok || i.UUID != "i1" {
 		t.Errorf("by name: %+v", i)
 	}
-	must[migration.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m1", 1), ""), "host-b"))
+	must[migration.Commit](t)(b.ReleaseOwnership(ctx, refOf(moveOwner("i1", "m1", 1), ""), "host-b"))
 	got := must[claims.Instance](t)(b.PutInstance(ctx, two)) // the name left with its guest
 	if got.Token.Epoch != 1 || got.Token.State != claims.TokenHere {
 		t.Errorf("PutInstance touched the token: %+v", got.Token)
@@ -252,12 +252,12 @@ func TestTracker_LateVerbsOfAFinishedMoveAreRefused(t *testing.T) {
 	must[claims.Claim](t)(a.Adopt(ctx, guest("i1"), claims.Found{Resources: small}))
 	there, back := moveOwner("i1", "m1", 1), moveOwner("i1", "m2", 1)
 	arriving(t, b, there)
-	first := must[migration.Commit](t)(a.Surrender(ctx, refOf(there, ""), "host-b"))
+	first := must[migration.Commit](t)(a.ReleaseOwnership(ctx, refOf(there, ""), "host-b"))
 	wantNil(t, b.AcceptToken(ctx, first, guest("i1")))
 	must[claims.Claim](t)(b.Bind(ctx, there))
 	wantNil(t, a.Forget(ctx, "i1"))
 	arriving(t, a, back)
-	second := must[migration.Commit](t)(b.Surrender(ctx, refOf(back, ""), "host-a"))
+	second := must[migration.Commit](t)(b.ReleaseOwnership(ctx, refOf(back, ""), "host-a"))
 	wantNil(t, a.AcceptToken(ctx, second, guest("i1")))
 	must[claims.Claim](t)(a.Bind(ctx, back))
 	wantNil(t, b.Forget(ctx, "i1"))
@@ -266,7 +266,7 @@ func TestTracker_LateVerbsOfAFinishedMoveAreRefused(t *testing.T) {
 	_, err := b.Claim(ctx, claims.Request{Owner: there, Resources: small})
 	wantKind(t, err, fault.Forbidden)
 	wantKind(t, b.AcceptToken(ctx, first, guest("i1")), fault.Forbidden)
-	_, err = a.Surrender(ctx, refOf(there, ""), "host-b")
+	_, err = a.ReleaseOwnership(ctx, refOf(there, ""), "host-b")
 	wantKind(t, err, fault.Forbidden)
 }
 
@@ -275,7 +275,7 @@ func TestTracker_AcceptTokenRefusesAnOlderEpoch(t *testing.T) {
 	i := guest("i1")
 	i.Token.Epoch = 3
 	must[claims.Instance](t)(b.Own(ctx, i))
-	left := must[migration.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m1", 1), ""), "host-a")) // epoch 5
+	left := must[migration.Commit](t)(b.ReleaseOwnership(ctx, refOf(moveOwner("i1", "m1", 1), ""), "host-a")) // epoch 5
 	o := moveOwner("i1", "m2", 1)
 	arriving(t, b, o)
 	for epoch, want := range map[uint64]fault.Kind{left.Epoch - 1: fault.Forbidden, left.Epoch: fault.Forbidden} {
@@ -292,7 +292,7 @@ func TestTracker_ATokenIsAcceptedOnceByAMigration(t *testing.T) {
 	arriving(t, b, o)
 	c := migration.Commit{Instance: "i1", Migration: "m1", Attempt: 1, Epoch: 2, From: "host-a", To: "host-b"}
 	wantNil(t, b.AcceptToken(ctx, c, guest("i1")))
-	must[migration.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m2", 1), ""), "host-a"))
+	must[migration.Commit](t)(b.ReleaseOwnership(ctx, refOf(moveOwner("i1", "m2", 1), ""), "host-a"))
 	wantNil(t, b.Forget(ctx, "i1"))
 	wantKind(t, b.AcceptToken(ctx, c, guest("i1")), fault.Forbidden)
 }

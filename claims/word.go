@@ -114,7 +114,7 @@ func (t *Tracker) Epoch(instance string) (uint64, string) {
 // Retake takes a token back that this host gave away by the attempt of ref, with an
 // epoch above the one that it gave: by an operator's word only, which NoteWord has kept,
 // since nobody else knows that the receiver is no more. From then on the attempt is one
-// whose commit is refused, and what was held for it (SurrenderHeld) is the instance's
+// whose commit is refused, and what was held for it (ReleaseHeldOwnership) is the instance's
 // own claim again, in the same commit. Safe to repeat. fault.Forbidden where that attempt has not
 // taken the token away, the guest has gone on, or no such word is kept.
 func (t *Tracker) Retake(ctx context.Context, ref migration.Ref) error {

@@ -21,7 +21,7 @@ func gave(t *testing.T, o claims.Owner) (*bench, migration.Commit) {
 	t.Helper()
 	a := newBench(t, "host-a")
 	must[claims.Claim](t)(a.Adopt(ctx, guest(o.Instance), claims.Found{Resources: small}))
-	return a, must[migration.Commit](t)(a.SurrenderAs(ctx, refOf(o, "commit"), "host-b", "paused"))
+	return a, must[migration.Commit](t)(a.ReleaseOwnershipAs(ctx, refOf(o, "commit"), "host-b", "paused"))
 }
 
 func TestTracker_RetakeNeedsAnOperatorsWordAndRaisesTheEpoch(t *testing.T) {
@@ -118,7 +118,7 @@ func TestTracker_WordIsKeptOfAGuestThatHasGoneOn(t *testing.T) {
 	a, _ := gave(t, o)
 	wantNil(t, a.NoteWord(ctx, wordOn(o, "host-a", "host-b")))
 	wantNil(t, a.Retake(ctx, refOf(o, "")))
-	must[migration.Commit](t)(a.Surrender(ctx, refOf(moveOwner("i1", "m2", 1), ""), "host-c"))
+	must[migration.Commit](t)(a.ReleaseOwnership(ctx, refOf(moveOwner("i1", "m2", 1), ""), "host-c"))
 	wantNil(t, a.Forget(ctx, "i1"))
 	a.clock.advance(3 * claims.TombstoneKeep)
 	wantNil(t, a.Prune(ctx))
@@ -188,6 +188,6 @@ func TestTracker_EpochIsTheHighestThatIsKnown(t *testing.T) {
 	wantNil(t, b.AcceptToken(ctx, c, guest("i1")))
 	check(b, 2, "host-b")
 	must[claims.Claim](t)(b.Bind(ctx, o))
-	must[migration.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m2", 1), ""), "host-c"))
+	must[migration.Commit](t)(b.ReleaseOwnership(ctx, refOf(moveOwner("i1", "m2", 1), ""), "host-c"))
 	check(b, 3, "host-c")
 }

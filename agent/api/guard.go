@@ -22,9 +22,9 @@ type Guard interface {
 type Foreign interface {
 	// Hook answers a tool that conducts one; phase is one of external.Phases.
 	Hook(ctx context.Context, migration, phase string, r external.HookRequest) (external.HookAnswer, error)
-	// Surrender gives the token of a guest that left by one to the host where it
+	// ReleaseOwnership gives the token of a guest that left by one to the host where it
 	// runs now, if its own domain says that it left.
-	Surrender(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error)
+	ReleaseOwnership(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error)
 }
 
 // guardWait is above guard.Deadline, which the hook itself sets.
@@ -57,7 +57,7 @@ func foreignRows() []route {
 		"Give the token of a guest that left by a migration nobody here conducts to the calling host, where it runs.", hostsOnly,
 		func(s *Server, r *http.Request, in operation.Request[operation.None]) (migration.Commit, error) {
 			// To whoever calls, by its certificate, and to nobody else.
-			return s.svc.Foreign.Surrender(r.Context(), in.Ref, callerOf(r.Context()).name)
+			return s.svc.Foreign.ReleaseOwnership(r.Context(), in.Ref, callerOf(r.Context()).name)
 		})
 	surrender.timeout = quick
 	return []route{ask, hook, surrender}
@@ -73,8 +73,8 @@ func (c *Client) MigrationHook(ctx context.Context, migration, phase string, r e
 	return out, c.do(ctx, http.MethodPut, "/v1/migrations/"+url.PathEscape(migration)+"/hooks/"+url.PathEscape(phase), r, &out, repeatable)
 }
 
-// Surrender asks a host for the token of a guest that left it and runs here; safe
+// ReleaseOwnership asks a host for the token of a guest that left it and runs here; safe
 // to repeat.
-func (c *Client) Surrender(ctx context.Context, ref migration.Ref) (out migration.Commit, err error) {
+func (c *Client) ReleaseOwnership(ctx context.Context, ref migration.Ref) (out migration.Commit, err error) {
 	return out, c.verb(ctx, "surrender", quickVerb, alone(ref), &out)
 }

@@ -25,7 +25,7 @@ func (*fakeForeign) Hook(_ context.Context, migration, phase string, r external.
 	return external.HookAnswer{Migration: migration, Claim: phase + " " + r.Instance, Reasons: []fault.Reason{}}, nil
 }
 
-func (f *fakeForeign) Surrender(_ context.Context, ref migration.Ref, to string) (migration.Commit, error) {
+func (f *fakeForeign) ReleaseOwnership(_ context.Context, ref migration.Ref, to string) (migration.Commit, error) {
 	f.to = append(f.to, to)
 	return migration.Commit{Instance: ref.Instance, To: to}, nil
 }
@@ -52,7 +52,7 @@ func TestSurrender_GoesToTheCallersOwnName(t *testing.T) {
 	ours := newCA(t, "ours")
 	w := serve(t, "host-a", ours.host("host-a"))
 	ref := migration.Ref{Migration: "m-1", Instance: "i-1", Attempt: 1}
-	c, err := client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.host("host-b"), As: "host-b"}).Surrender(t.Context(), ref)
+	c, err := client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.host("host-b"), As: "host-b"}).ReleaseOwnership(t.Context(), ref)
 	if err != nil || c.To != "host-b" || c.Instance != "i-1" {
 		t.Errorf("%+v, %v", c, err)
 	}
@@ -61,7 +61,7 @@ func TestSurrender_GoesToTheCallersOwnName(t *testing.T) {
 		"an operator":                     {Address: w.address, Name: "host-a", Identity: ours.operator("alice")},
 		"a host under another one's name": {Address: w.address, Name: "host-a", Identity: ours.host("host-c"), As: "host-b"},
 	} {
-		if _, err := client(t, o).Surrender(t.Context(), ref); !errors.Is(err, fault.Forbidden) {
+		if _, err := client(t, o).ReleaseOwnership(t.Context(), ref); !errors.Is(err, fault.Forbidden) {
 			t.Errorf("asked by %s: %v", name, err)
 		}
 	}

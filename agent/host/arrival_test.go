@@ -150,7 +150,7 @@ func TestForeign_NoSurrenderInTheMidstOfAMove(t *testing.T) {
 	l.byHand(g.UUID)
 	move := migration.Ref{Migration: toolsMigration, Instance: g.UUID, Attempt: 1}
 	l.must("begin a move", operation.RecordContext.Ask(ctx, a, move, migration.Context{Source: "a", Destination: "b"}))
-	_, err := a.External().Surrender(ctx, migration.Ref{Migration: "44444444-4444-4444-8444-444444444444", Instance: g.UUID, Attempt: 1}, "b")
+	_, err := a.External().ReleaseOwnership(ctx, migration.Ref{Migration: "44444444-4444-4444-8444-444444444444", Instance: g.UUID, Attempt: 1}, "b")
 	if !errors.Is(err, fault.Busy) {
 		t.Errorf("surrender: %v, want busy", err)
 	}

@@ -122,9 +122,9 @@ func (h *Host) abortClaim(ctx context.Context, ref migration.Ref) error {
 	if h.arrived(ref) {
 		return fault.New(fault.Forbidden, "the guest has arrived: its token is here")
 	}
-	// Buried before the lock: a claim that is being made meanwhile is aborted
+	// HasTombstone before the lock: a claim that is being made meanwhile is aborted
 	// below, and none can follow it.
-	if err := h.tracker.Bury(ctx, memory.At(ref, operation.StepClaim)); err != nil {
+	if err := h.tracker.WriteTombstone(ctx, memory.At(ref, operation.StepClaim)); err != nil {
 		return err
 	}
 	unlock, err := h.memory.Lock(ctx, ref.Instance)
@@ -164,8 +164,8 @@ func (h *Host) changes(ref migration.Ref) bool {
 // remembered of the change: it is its last undo, and the end of its revert. Refused while
 // the guest uses it.
 func (h *Host) abortChange(ctx context.Context, ref migration.Ref) error {
-	// Buried before the lock: see abortClaim.
-	if err := h.tracker.Bury(ctx, memory.At(ref, operation.StepClaim)); err != nil {
+	// HasTombstone before the lock: see abortClaim.
+	if err := h.tracker.WriteTombstone(ctx, memory.At(ref, operation.StepClaim)); err != nil {
 		return err
 	}
 	unlock, err := h.memory.Lock(ctx, ref.Instance)
@@ -225,7 +225,7 @@ func (h *Host) recordContext(ctx context.Context, ref migration.Ref, c migration
 // dropContext does operation.DropContext. It is the last undo on a source, and takes along what the
 // stream of this attempt remembered.
 func (h *Host) dropContext(ctx context.Context, ref migration.Ref) error {
-	if err := h.tracker.Bury(ctx, memory.At(ref, operation.StepContext)); err != nil {
+	if err := h.tracker.WriteTombstone(ctx, memory.At(ref, operation.StepContext)); err != nil {
 		return err
 	}
 	unlock, err := h.memory.Lock(ctx, ref.Instance)

@@ -85,7 +85,7 @@ func (h *Host) handOver(ctx context.Context, ref migration.Ref, to string) (migr
 			return none, err
 		}
 	}
-	c, err := h.tracker.SurrenderHeld(ctx, memory.At(ref, ""), claims.KindResize, to, rec.Power)
+	c, err := h.tracker.ReleaseHeldOwnership(ctx, memory.At(ref, ""), claims.KindResize, to, rec.Power)
 	if err != nil {
 		return none, err
 	}

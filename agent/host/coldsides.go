@@ -127,7 +127,7 @@ func (h *Host) forgetColdArrival(ctx context.Context, ref migration.Ref) error {
 	if _, found, err := memory.Recall[coldPreparation](h.memory, ref, memoryPreparedCold); err != nil || !found {
 		return err
 	}
-	if err := h.tracker.Bury(ctx, memory.At(ref, operation.StepPrepResize)); err != nil {
+	if err := h.tracker.WriteTombstone(ctx, memory.At(ref, operation.StepPrepResize)); err != nil {
 		return err
 	}
 	return h.undoColdPreparation(ctx, ref, hooks.RevertResize)

@@ -46,7 +46,7 @@ func (f fellows) TakeToken(ctx context.Context, ref migration.Ref, _ string) (mi
 		if f.silent[name] {
 			return migration.Commit{}, false, fault.New(fault.Unavailable, "host %s is silent", name)
 		}
-		c, err := n.External().Surrender(ctx, ref, f.name)
+		c, err := n.External().ReleaseOwnership(ctx, ref, f.name)
 		if !errors.Is(err, fault.NotFound) {
 			return c, err == nil, err
 		}
@@ -363,7 +363,7 @@ func TestForeign_Surrender(t *testing.T) {
 	ctx := t.Context()
 	a := l.hosts["a"]
 	ask := func(uuid string) (migration.Commit, error) {
-		return a.External().Surrender(ctx, migration.Ref{Migration: "4f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01", Instance: uuid, Attempt: 1}, "b")
+		return a.External().ReleaseOwnership(ctx, migration.Ref{Migration: "4f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01", Instance: uuid, Attempt: 1}, "b")
 	}
 	_, err := ask("0f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01")
 	l.wantKind("a guest that is not known", err, fault.NotFound)
@@ -393,7 +393,7 @@ func TestForeign_Surrender(t *testing.T) {
 	if first != again || first.To != "b" || first.Epoch != 2 {
 		t.Errorf("commits %+v and %+v", first, again)
 	}
-	_, err = a.External().Surrender(ctx, migration.Ref{Migration: first.Migration, Instance: g.UUID, Attempt: 1}, "c")
+	_, err = a.External().ReleaseOwnership(ctx, migration.Ref{Migration: first.Migration, Instance: g.UUID, Attempt: 1}, "c")
 	if err == nil {
 		t.Error("the token was given twice")
 	}
@@ -411,7 +411,7 @@ func TestForeign_Surrender_ToTheHostThatAToolNamed(t *testing.T) {
 	l.must("say where it goes", err)
 	l.must("power it off", a.fake.Destroy(ctx, g.UUID))
 	l.must("undefine", a.fake.Undefine(ctx, g.UUID))
-	_, err = a.External().Surrender(ctx, ref, "c")
+	_, err = a.External().ReleaseOwnership(ctx, ref, "c")
 	if l.wantKind("a host that is no party", err, fault.Forbidden); !slices.Equal(codes(err), []string{"not_a_party"}) {
 		t.Errorf("reasons %v", codes(err))
 	}
@@ -421,7 +421,7 @@ func TestForeign_Surrender_ToTheHostThatAToolNamed(t *testing.T) {
 	// Taken back, any host that has it gets it, as before.
 	_, err = a.External().Hook(ctx, tool, external.PhaseFinishRevertResize, external.HookRequest{Instance: g.UUID})
 	l.must("take it back", err)
-	_, err = a.External().Surrender(ctx, ref, "c")
+	_, err = a.External().ReleaseOwnership(ctx, ref, "c")
 	l.must("ask again", err)
 }
 
@@ -502,7 +502,7 @@ func TestHook_SourceKeepsTheGuest(t *testing.T) {
 	_, err := a.External().Hook(t.Context(), id, external.PhaseRollback, external.HookRequest{})
 	l.must("rollback-live-migration", err)
 	l.must("undefine", errors.Join(a.fake.Destroy(t.Context(), g.UUID), a.fake.Undefine(t.Context(), g.UUID)))
-	_, err = a.External().Surrender(t.Context(), migration.Ref{Migration: id, Instance: g.UUID, Attempt: 1}, "b")
+	_, err = a.External().ReleaseOwnership(t.Context(), migration.Ref{Migration: id, Instance: g.UUID, Attempt: 1}, "b")
 	l.wantKind("surrender after the rollback", err, fault.Forbidden)
 	if inst, _ := a.tracker.Instance(g.UUID); inst.Token.State != claims.TokenHere {
 		t.Errorf("the token is gone: %+v", inst.Token)

@@ -202,7 +202,7 @@ func TestForeignCold_ATokenLeavesByAToolsMigrationOnly(t *testing.T) {
 	} {
 		ref := own
 		c.change(&ref)
-		_, err := m.hosts["a"].External().Surrender(t.Context(), ref, "c")
+		_, err := m.hosts["a"].External().ReleaseOwnership(t.Context(), ref, "c")
 		m.wantKind(name, err, c.want)
 	}
 	if !m.owns("a") {
@@ -217,7 +217,7 @@ func TestForeignCold_ATokenLeavesWhereItsSourceWasToldOnly(t *testing.T) {
 	before := m.picture()
 	ask := func(name, migrationUUID, to, want string, kind fault.Kind) {
 		t.Helper()
-		_, err := m.hosts["a"].External().Surrender(t.Context(), migration.Ref{Migration: migrationUUID, Instance: m.uuid, Attempt: 1, Step: hooks.FinishResize}, to)
+		_, err := m.hosts["a"].External().ReleaseOwnership(t.Context(), migration.Ref{Migration: migrationUUID, Instance: m.uuid, Attempt: 1, Step: hooks.FinishResize}, to)
 		m.wantKind(name, err, kind)
 		if rs := fault.ReasonsOf(err); len(rs) != 1 || rs[0].Code != want || rs[0].Change == "" {
 			t.Errorf("%s: reasons %+v, want %s", name, rs, want)
@@ -255,7 +255,7 @@ func TestForeignCold_ATokenLeavesWhereItsSourceWasToldOnly(t *testing.T) {
 	ask("another migration", other, "b", "not_given", fault.Forbidden)
 
 	m.twice("a", external.PhaseFinishRevertResize, external.HookRequest{})
-	if _, err := m.hosts["a"].External().Surrender(t.Context(), migration.Ref{Migration: toolsColdMove, Instance: m.uuid, Attempt: 1, Step: hooks.FinishResize}, "b"); !m.owns("a") {
+	if _, err := m.hosts["a"].External().ReleaseOwnership(t.Context(), migration.Ref{Migration: toolsColdMove, Instance: m.uuid, Attempt: 1, Step: hooks.FinishResize}, "b"); !m.owns("a") {
 		t.Fatal("a guest left whose word was taken back")
 	} else {
 		m.wantKind("after it was taken back", err, fault.Forbidden)
@@ -264,7 +264,7 @@ func TestForeignCold_ATokenLeavesWhereItsSourceWasToldOnly(t *testing.T) {
 	m.same("after it was taken back", before)
 
 	tell("another try", other, m.uuid, "b", "")
-	c, err := m.hosts["a"].External().Surrender(t.Context(), migration.Ref{Migration: other, Instance: m.uuid, Attempt: 1, Step: hooks.FinishResize}, "b")
+	c, err := m.hosts["a"].External().ReleaseOwnership(t.Context(), migration.Ref{Migration: other, Instance: m.uuid, Attempt: 1, Step: hooks.FinishResize}, "b")
 	if err != nil || c.To != "b" || m.owns("a") {
 		t.Errorf("the guest that may go: %+v, %v", c, err)
 	}

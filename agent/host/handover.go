@@ -77,7 +77,7 @@ func (h *Host) commit(ctx context.Context, ref migration.Ref) (migration.Commit,
 	default:
 		return none, fault.New(fault.InDoubt, "%s", why)
 	}
-	c, err := h.tracker.SurrenderAs(ctx, memory.At(ref, ""), asked.Destination, asked.PowerState)
+	c, err := h.tracker.ReleaseOwnershipAs(ctx, memory.At(ref, ""), asked.Destination, asked.PowerState)
 	if err != nil {
 		return none, err
 	}
@@ -93,7 +93,7 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 		return fault.New(fault.Forbidden, "its token has left to %s", c.To)
 	}
 	// No stream of this attempt starts any more.
-	if err := h.tracker.Bury(ctx, memory.At(ref, stepStream)); err != nil {
+	if err := h.tracker.WriteTombstone(ctx, memory.At(ref, stepStream)); err != nil {
 		return err
 	}
 	unlock, err := h.memory.Lock(ctx, ref.Instance)

@@ -272,7 +272,7 @@ func TestInstance_VerbsRefuseWhatIsNotTheirs(t *testing.T) {
 	}
 	l.must("drop context", operation.DropContext.Ask(t.Context(), a, ref))
 
-	_, err := a.tracker.Surrender(t.Context(), migration.Ref{Migration: ref.Migration, Instance: v.UUID, Attempt: 1}, "b")
+	_, err := a.tracker.ReleaseOwnership(t.Context(), migration.Ref{Migration: ref.Migration, Instance: v.UUID, Attempt: 1}, "b")
 	l.must("surrender", err)
 	l.wantKind("stop what is another's", a.Stop(t.Context(), "vm1", host.StopOptions{Force: true}), fault.Forbidden)
 	a.mode = host.ModeObserve

@@ -105,7 +105,7 @@ func TestLeft_RecordGoesWithTheToken(t *testing.T) {
 		t.Fatal("settling did not see that it left")
 	}
 	ref := migration.Ref{Migration: "33333333-3333-4333-8333-333333333333", Instance: g.UUID, Attempt: 1}
-	_, err := a.External().Surrender(ctx, ref, "b")
+	_, err := a.External().ReleaseOwnership(ctx, ref, "b")
 	l.must("surrender", err)
 	if inst, _ := a.tracker.Instance(g.UUID); inst.Token.State != claims.TokenSurrendered || a.LeftByHand(g.UUID) {
 		t.Errorf("a has %+v, left by hand %t", inst, a.LeftByHand(g.UUID))
@@ -119,7 +119,7 @@ func TestLeft_ADefinitionThatWasNotLoaded_IsNotForgotten(t *testing.T) {
 	v := l.guest("a", "vm1")
 	a := l.hosts["a"]
 	l.byHand(v.UUID)
-	_, err := a.External().Surrender(t.Context(), migration.Ref{Migration: "4f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01", Instance: v.UUID, Attempt: 1}, "b")
+	_, err := a.External().ReleaseOwnership(t.Context(), migration.Ref{Migration: "4f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01", Instance: v.UUID, Attempt: 1}, "b")
 	l.must("surrender", err)
 	a.fake.UnmountDefinitions(true)
 	a.restartLibvirt(l)

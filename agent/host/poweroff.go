@@ -129,7 +129,7 @@ func (h *Host) pastPowerOff(ref migration.Ref) error {
 	first := ref
 	first.Attempt = 1 // tombstones of whatever attempt
 	if rec.Started || h.tracker.Accepted(ref.Migration) >= ref.Attempt ||
-		h.tracker.Buried(memory.At(first, stepKeepUnchange)) || h.tracker.Buried(memory.At(first, operation.StepApplyChange)) {
+		h.tracker.HasTombstone(memory.At(first, stepKeepUnchange)) || h.tracker.HasTombstone(memory.At(first, operation.StepApplyChange)) {
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "late_verb", Message: "migration " + ref.Migration + " is past " + operation.StepPowerOff + ", and a message that asks for it came late",
 		})

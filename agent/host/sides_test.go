@@ -260,7 +260,7 @@ func TestSides_WhatWasMadeForAGuestThatHasGoneOnIsItsOwn(t *testing.T) {
 		t.Fatal("finished in spite of its hook")
 	}
 	away := migration.Ref{Migration: "66666666-6666-4666-8666-666666666666", Instance: s.ref.Instance, Attempt: 1}
-	if _, err := s.b.tracker.Surrender(t.Context(), away, "c"); err != nil {
+	if _, err := s.b.tracker.ReleaseOwnership(t.Context(), away, "c"); err != nil {
 		t.Fatal(err)
 	}
 	s.must("forget", s.b.tracker.Forget(t.Context(), s.ref.Instance))
@@ -521,7 +521,7 @@ func autostartAsks(t *testing.T, gone bool) {
 	if gone {
 		s.must("stop", s.a.Stop(t.Context(), "vm1", host.StopOptions{Force: true}))
 		on := migration.Ref{Migration: "66666666-6666-4666-8666-666666666666", Instance: s.ref.Instance, Attempt: 1}
-		_, err := s.a.tracker.Surrender(t.Context(), on, "c")
+		_, err := s.a.tracker.ReleaseOwnership(t.Context(), on, "c")
 		s.must("surrender", err)
 		s.must("forget", s.a.tracker.Forget(t.Context(), s.ref.Instance))
 	}

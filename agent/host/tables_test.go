@@ -140,7 +140,7 @@ func TestTables_NoTwoHostsTakeTheGuest(t *testing.T) {
 	}
 	everyAttempt(func(a attemptState) {
 		if a.commit == commitThis && (a.refused || a.token == tokenHere) {
-			return // of Surrender and RefuseCommit exactly one ever succeeds: claims' tests
+			return // of ReleaseOwnership and RefuseCommit exactly one ever succeeds: claims' tests
 		}
 		fate, _ := fateOf(a)
 		f := migration.AttemptFate{Fate: fate}

@@ -295,7 +295,7 @@ func (h *Host) yield(ctx context.Context, ref migration.Ref, epoch uint64, to st
 // whose token has gone back.
 func (h *Host) forgetArrival(ctx context.Context, ref migration.Ref) error {
 	for _, step := range []string{operation.StepClaim, operation.StepPreLiveMigration} {
-		if err := h.tracker.Bury(ctx, memory.At(ref, step)); err != nil {
+		if err := h.tracker.WriteTombstone(ctx, memory.At(ref, step)); err != nil {
 			return err
 		}
 	}
@@ -314,7 +314,7 @@ func (h *Host) forgetArrival(ctx context.Context, ref migration.Ref) error {
 	if err := h.forgetColdArrival(ctx, ref); err != nil {
 		return err
 	}
-	if err := h.tracker.Bury(ctx, memory.At(ref, operation.StepPrepEvacuation)); err != nil {
+	if err := h.tracker.WriteTombstone(ctx, memory.At(ref, operation.StepPrepEvacuation)); err != nil {
 		return err
 	}
 	if err := h.undoEvacuation(ctx, ref, false); err != nil {

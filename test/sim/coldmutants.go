@@ -58,7 +58,7 @@ func (h earlyHandOver) PowerOff(context.Context, migration.Ref, migration.PowerO
 }
 
 func (h earlyHandOver) HandOver(ctx context.Context, ref migration.Ref, r migration.HandOverRequest) (migration.Commit, error) {
-	c, err := h.a.tracker.SurrenderHeld(ctx, ref, claims.KindResize, r.To, migration.PowerRunning)
+	c, err := h.a.tracker.ReleaseHeldOwnership(ctx, ref, claims.KindResize, r.To, migration.PowerRunning)
 	return migration.Commit{
 		Instance: c.Instance, Migration: c.Migration, Attempt: c.Attempt, Epoch: c.Epoch, From: c.From, To: c.To, Power: migration.PowerRunning,
 	}, err

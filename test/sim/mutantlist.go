@@ -232,7 +232,7 @@ func (h blindCommit) Commit(ctx context.Context, ref migration.Ref) (migration.C
 	if !ok {
 		return c, err
 	}
-	s, err := h.a.tracker.Surrender(ctx, migration.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: ref.Attempt}, mc.Destination)
+	s, err := h.a.tracker.ReleaseOwnership(ctx, migration.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: ref.Attempt}, mc.Destination)
 	return migration.Commit{
 		Instance: s.Instance, Migration: s.Migration, Attempt: s.Attempt, Epoch: s.Epoch, From: s.From, To: s.To, Power: migration.PowerRunning,
 	}, err

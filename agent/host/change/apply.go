@@ -156,7 +156,7 @@ func (c *Changes) underWay(ref migration.Ref) (Record, error) {
 	switch {
 	case err != nil:
 		return rec, err
-	case c.o.Memory.Buried(ref, StepKeepUnapply):
+	case c.o.Memory.HasTombstone(ref, StepKeepUnapply):
 		return rec, finishedChange(ref)
 	case !found || !rec.Ready:
 		return rec, fault.New(fault.Forbidden, "migration %s, attempt %d was not prepared on %s", ref.Migration, ref.Attempt, c.o.Host)
@@ -234,7 +234,7 @@ func (c *Changes) Unapply(ctx context.Context, ref migration.Ref) error {
 
 // NotFinished refuses to take a change back that is past its end.
 func (c *Changes) NotFinished(_ context.Context, ref migration.Ref) error {
-	if c.o.Memory.Buried(ref, StepKeepUnapply) {
+	if c.o.Memory.HasTombstone(ref, StepKeepUnapply) {
 		return finishedChange(ref)
 	}
 	return nil
@@ -376,7 +376,7 @@ func (c *Changes) Finish(ctx context.Context, ref migration.Ref) error {
 
 func (c *Changes) finish(ctx context.Context, ref migration.Ref) error {
 	rec, found, err := c.record(ref)
-	over := c.o.Memory.Buried(ref, StepKeepUnapply)
+	over := c.o.Memory.HasTombstone(ref, StepKeepUnapply)
 	_, bound := c.o.Attempts.BoundBy(ref)
 	switch {
 	case err != nil:
@@ -387,11 +387,11 @@ func (c *Changes) finish(ctx context.Context, ref migration.Ref) error {
 		return nil // done before, however long ago
 	case !found, !over && !rec.Applied:
 		return fault.New(fault.Forbidden, "migration %s, attempt %d was not applied on %s", ref.Migration, ref.Attempt, c.o.Host)
-	case !over && c.o.Memory.Buried(ref, operation.StepApplyChange):
+	case !over && c.o.Memory.HasTombstone(ref, operation.StepApplyChange):
 		return fault.New(fault.Forbidden, "the change is being taken back")
 	}
 	// From here on nothing goes back.
-	if err := c.o.Memory.Bury(ctx, ref, StepKeepUnapply); err != nil {
+	if err := c.o.Memory.WriteTombstone(ctx, ref, StepKeepUnapply); err != nil {
 		return err
 	}
 	if err := c.runPhase(ctx, ref, rec.phase(c.o.Host, hooks.ConfirmResize, "")); err != nil {

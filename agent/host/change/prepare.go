@@ -280,7 +280,7 @@ func (c *Changes) NotChanged(_ context.Context, ref migration.Ref) error {
 	switch {
 	case err != nil:
 		return err
-	case c.o.Memory.Buried(ref, StepKeepUnapply):
+	case c.o.Memory.HasTombstone(ref, StepKeepUnapply):
 		return finishedChange(ref)
 	case found && rec.Definition != "" && !rec.Unapplied, !found && c.o.Attempts.Changed(ref):
 		return fault.New(fault.Forbidden, "the guest has been changed: take the change back first")

@@ -73,7 +73,7 @@ func (x *Migrations) Foreign(o claims.Owner) bool {
 
 // Undone reports whether the undo of a migration's claim has begun.
 func (x *Migrations) Undone(o claims.Owner) bool {
-	return x.o.Tracker.Buried(memory.At(attempts.RefOf(o), operation.StepClaim))
+	return x.o.Tracker.HasTombstone(memory.At(attempts.RefOf(o), operation.StepClaim))
 }
 
 // arrival is a guest that comes by a foreign migration.

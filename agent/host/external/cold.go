@@ -241,7 +241,7 @@ func (x *Migrations) hookRollbackPrep(ctx context.Context, ref migration.Ref, kn
 	if !known {
 		// Its tombstones are all there is to do; they are kept under the migration.
 		ref.Instance = cmp.Or(ref.Instance, ref.Migration)
-		return errors.Join(x.o.Tracker.Bury(ctx, memory.At(ref, operation.StepClaim)), x.o.Tracker.Bury(ctx, memory.At(ref, operation.StepPrepResize)))
+		return errors.Join(x.o.Tracker.WriteTombstone(ctx, memory.At(ref, operation.StepClaim)), x.o.Tracker.WriteTombstone(ctx, memory.At(ref, operation.StepPrepResize)))
 	}
 	if d, exists, err := driver.Find(ctx, x.o.Driver, ref.Instance); err != nil {
 		return err

@@ -121,7 +121,7 @@ func (x *Migrations) FollowArrival(ctx context.Context, ref migration.Ref) error
 // more: from its tombstone on the guard lets nothing of it in.
 func (x *Migrations) endForeign(ctx context.Context, ref migration.Ref) error {
 	for _, step := range []string{operation.StepClaim, operation.StepPreLiveMigration} {
-		if err := x.o.Tracker.Bury(ctx, memory.At(ref, step)); err != nil {
+		if err := x.o.Tracker.WriteTombstone(ctx, memory.At(ref, step)); err != nil {
 			return err
 		}
 	}

@@ -44,7 +44,7 @@ func (g givenAway) toOther(ref migration.Ref, to string) error {
 				Code: "given_differs", Message: "by this migration instance " + was.Instance + " goes to " + was.Destination, Have: was.Destination, Want: to,
 				Change: "take another uuid for another move",
 			})
-		case r.Migration != ref.Migration && was.Instance == ref.Instance && !g.tracker.Buried(memory.At(r, memoryLeft)):
+		case r.Migration != ref.Migration && was.Instance == ref.Instance && !g.tracker.HasTombstone(memory.At(r, memoryLeft)):
 			return fault.Refuse(fault.Busy, "", fault.Reason{
 				Code: "given_by_another", Message: "the guest may be given to " + was.Destination + " by migration " + r.Migration, Have: r.Migration,
 				Change: "take that back first: berth external " + PhaseFinishRevertResize + " --migration " + r.Migration + " on " + g.host,
@@ -62,7 +62,7 @@ func (g givenAway) elsewhere(ref migration.Ref, to string) error {
 		if err != nil {
 			return err
 		}
-		if _, left := g.tracker.Committed(r.Migration); left || was.Instance != ref.Instance || was.Destination == to || g.tracker.Buried(memory.At(migration.Ref(r), memoryLeft)) {
+		if _, left := g.tracker.Committed(r.Migration); left || was.Instance != ref.Instance || was.Destination == to || g.tracker.HasTombstone(memory.At(migration.Ref(r), memoryLeft)) {
 			continue
 		}
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
@@ -99,7 +99,7 @@ func (g givenAway) taken(ref migration.Ref) (migration.Ref, bool, error) {
 	if found && err == nil {
 		ref.Instance = given.Instance
 	}
-	return ref, found || g.tracker.Buried(memory.At(ref, memoryLeft)), err
+	return ref, found || g.tracker.HasTombstone(memory.At(ref, memoryLeft)), err
 }
 
 // longestName is that of a host, as the ledger takes names. In bytes.
@@ -164,7 +164,7 @@ func (x *Migrations) hookTakeBack(ctx context.Context, ref migration.Ref) error 
 	if c, left := x.o.Tracker.Committed(ref.Migration); left {
 		return tokenHasLeft(c, "berth external "+PhaseRevertResize+" on "+c.To+" first")
 	}
-	if err := x.o.Tracker.Bury(ctx, memory.At(ref, memoryLeft)); err != nil {
+	if err := x.o.Tracker.WriteTombstone(ctx, memory.At(ref, memoryLeft)); err != nil {
 		return err
 	}
 	// Of a surrender that broke off before its commit.
@@ -280,7 +280,7 @@ func (x *Migrations) surrenderCold(ctx context.Context, ref migration.Ref, to, k
 			return none, err
 		}
 	}
-	c, err := x.o.Tracker.SurrenderHeld(ctx, memory.At(ref, ""), claims.KindResize, to, migration.PowerShutOff)
+	c, err := x.o.Tracker.ReleaseHeldOwnership(ctx, memory.At(ref, ""), claims.KindResize, to, migration.PowerShutOff)
 	if err != nil {
 		return none, err
 	}
@@ -297,7 +297,7 @@ func (x *Migrations) followGiven(ctx context.Context) {
 			continue
 		}
 		inst, known := x.o.Tracker.Instance(given.Instance)
-		stands := known && inst.Token.State != claims.TokenSurrendered && !x.o.Tracker.Buried(memory.At(r, memoryLeft))
+		stands := known && inst.Token.State != claims.TokenSurrendered && !x.o.Tracker.HasTombstone(memory.At(r, memoryLeft))
 		if stands || known && inst.Token.Migration == r.Migration {
 			continue
 		}

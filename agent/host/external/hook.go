@@ -245,12 +245,12 @@ func (x *Migrations) hookRollback(ctx context.Context, ref migration.Ref, mine *
 	if mine == nil {
 		// Its tombstone is all there is to do; it is kept under the migration.
 		ref.Instance = cmp.Or(ref.Instance, ref.Migration)
-		return errors.Join(x.o.Tracker.Bury(ctx, memory.At(ref, operation.StepClaim)), x.o.Tracker.Bury(ctx, memory.At(ref, operation.StepPreLiveMigration)))
+		return errors.Join(x.o.Tracker.WriteTombstone(ctx, memory.At(ref, operation.StepClaim)), x.o.Tracker.WriteTombstone(ctx, memory.At(ref, operation.StepPreLiveMigration)))
 	}
 	if _, bound := x.o.Attempts.BoundBy(ref); bound {
 		return attempts.TooLate(x.o.Host)
 	}
-	if err := x.o.Tracker.Bury(ctx, memory.At(ref, operation.StepClaim)); err != nil {
+	if err := x.o.Tracker.WriteTombstone(ctx, memory.At(ref, operation.StepClaim)); err != nil {
 		return err
 	}
 	x.o.Memory.Stop(ref)
@@ -299,7 +299,7 @@ func (x *Migrations) hookKeep(ctx context.Context, ref migration.Ref) error {
 		return tokenHasLeft(c, "it lives there; move it back with another migration")
 	}
 	ref.Instance = cmp.Or(ref.Instance, ref.Migration)
-	return x.o.Tracker.Bury(ctx, memory.At(ref, memoryLeft))
+	return x.o.Tracker.WriteTombstone(ctx, memory.At(ref, memoryLeft))
 }
 
 // finishForeign runs what an operator wants to run for a guest that has come, and

@@ -167,9 +167,9 @@ func (x *Migrations) hookRollbackRebuild(ctx context.Context, ref migration.Ref,
 	if !found && ref.Instance == "" {
 		// Its tombstone is all there is to do; it is kept under the migration.
 		ref.Instance = ref.Migration
-		return x.o.Tracker.Bury(ctx, memory.At(ref, operation.StepClaim))
+		return x.o.Tracker.WriteTombstone(ctx, memory.At(ref, operation.StepClaim))
 	}
-	if err := x.o.Tracker.Bury(ctx, memory.At(ref, operation.StepClaim)); err != nil {
+	if err := x.o.Tracker.WriteTombstone(ctx, memory.At(ref, operation.StepClaim)); err != nil {
 		return err
 	}
 	unlock, err := x.o.Memory.Lock(ctx, ref.Instance)

@@ -13,7 +13,7 @@ import (
 	"berth/migration"
 )
 
-// Surrender gives the token of a guest that left by a migration which nobody here
+// ReleaseOwnership gives the token of a guest that left by a migration which nobody here
 // conducts to the host where it runs now. The rows, the first that holds counts:
 //
 //	ledger                              domain               answer
@@ -33,7 +33,7 @@ import (
 //
 // Its claim goes with the token, its definition stays as its user left it; the
 // record stays as long as that does, so that nobody starts it here.
-func (x *Migrations) Surrender(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
+func (x *Migrations) ReleaseOwnership(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
 	surrender := x.surrender
 	if ref.Step == hooks.FinishResize || ref.Step == hooks.FinishRevertResize {
 		surrender = x.surrenderedCold // a tool moves it while it is off
@@ -73,7 +73,7 @@ func (x *Migrations) surrender(ctx context.Context, ref migration.Ref, to string
 		}
 	}
 	// By its step: hookKeep leaves a tombstone there.
-	c, err := x.o.Tracker.Surrender(ctx, memory.At(ref, memoryLeft), to)
+	c, err := x.o.Tracker.ReleaseOwnership(ctx, memory.At(ref, memoryLeft), to)
 	if err != nil {
 		return none, err
 	}

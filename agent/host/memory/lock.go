@@ -70,7 +70,7 @@ func (m *Memory) BeginUndo(ctx context.Context, ref migration.Ref, step string, 
 	if err := refused(); err != nil {
 		return nil, err
 	}
-	if err := m.Bury(ctx, ref, step); err != nil {
+	if err := m.WriteTombstone(ctx, ref, step); err != nil {
 		return nil, err
 	}
 	m.Stop(ref)

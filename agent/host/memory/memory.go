@@ -17,8 +17,8 @@ type Ledger interface {
 	Remember(ctx context.Context, ref migration.Ref, v any) error
 	Recall(ref migration.Ref, v any) (bool, error)
 	Unremember(ctx context.Context, ref migration.Ref) error
-	Bury(ctx context.Context, ref migration.Ref) error
-	Buried(ref migration.Ref) bool
+	WriteTombstone(ctx context.Context, ref migration.Ref) error
+	HasTombstone(ref migration.Ref) bool
 	Remembering(step string) []migration.Ref
 }
 
@@ -106,17 +106,19 @@ func (m *Memory) Forget(ctx context.Context, ref migration.Ref, step string) err
 	return m.ledger.Unremember(ctx, At(ref, step))
 }
 
-// Bury makes durable that a step is undone: nothing of it is begun any more.
-func (m *Memory) Bury(ctx context.Context, ref migration.Ref, step string) error {
-	return m.ledger.Bury(ctx, At(ref, step))
+// WriteTombstone makes durable that a step is undone: nothing of it is begun any more.
+func (m *Memory) WriteTombstone(ctx context.Context, ref migration.Ref, step string) error {
+	return m.ledger.WriteTombstone(ctx, At(ref, step))
 }
 
-// Buried reports whether a step of this attempt, or of a later one, is undone.
-func (m *Memory) Buried(ref migration.Ref, step string) bool { return m.ledger.Buried(At(ref, step)) }
+// HasTombstone reports whether a step of this attempt, or of a later one, is undone.
+func (m *Memory) HasTombstone(ref migration.Ref, step string) bool {
+	return m.ledger.HasTombstone(At(ref, step))
+}
 
 // Late refuses a verb whose undo has been here already.
 func (m *Memory) Late(ref migration.Ref, step string) error {
-	if !m.Buried(ref, step) {
+	if !m.HasTombstone(ref, step) {
 		return nil
 	}
 	return fault.Refuse(fault.Forbidden, "", fault.Reason{

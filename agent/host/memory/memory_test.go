@@ -107,7 +107,7 @@ func TestBeginUndo_ThatIsRefusedLeavesNoTrace(t *testing.T) {
 	if _, err := m.BeginUndo(t.Context(), ref, step, func() error { return no }); !errors.Is(err, no) {
 		t.Fatalf("the undo: %v, want %v", err, no)
 	}
-	if m.Buried(ref, step) {
+	if m.HasTombstone(ref, step) {
 		t.Error("the step is buried")
 	}
 	asked := 0

@@ -15,7 +15,7 @@ import (
 // written any more. Safe to repeat, before and after a half-done Plan. Its
 // caller has the instance's turn, and has seen that the guest is not here.
 func (k *Dock) Undo(ctx context.Context, ref migration.Ref) error {
-	if err := k.c.Memory.Bury(ctx, ref, stepShip); err != nil {
+	if err := k.c.Memory.WriteTombstone(ctx, ref, stepShip); err != nil {
 		return err
 	}
 	var survey *fileusers.Survey
