@@ -128,7 +128,7 @@ func hasElsewhere(ctx context.Context, h *Host, y yielded) bool {
 func (y yielded) reason(self string) fault.Reason {
 	return fault.Reason{
 		Code: "yield_unproven",
-		Message: fmt.Sprintf("host %s says that it has instance %s with epoch %d: it is not started on %s any more, and what is here of it stays until the fleet's records or Placement have it elsewhere",
+		Message: fmt.Sprintf("host %s says that it has instance %s with epoch %d: it is not started on %s any more, and what is here of it stays until the fleet's records (those in etcd do not count) or Placement have it elsewhere",
 			y.Host, y.Name, y.Epoch, self),
 		Have: self, Want: y.Host,
 		Change: fmt.Sprintf(`look for it on %s; if it is there, wait, or virsh undefine %s --keep-nvram on %s; if it is nowhere else, berth instance start %s --force-owner --reason "how you know"`, y.Host, y.Name, self, y.Name),
